@@ -73,6 +73,7 @@ def test_a_cell_is_right_if_the_named_way_is_the_fastest() -> None:
     found = build(runs)
     assert found["is_right"].tolist() == [True, False]
     assert found["ways"].tolist() == [2, 3]
+    assert found["right"].tolist() == [1, 1]
     assert found.loc[1, ["predicted_way", "measured_way"]].tolist() == ["ring", "gather"]
     assert found["next_predicted"].tolist() == pytest.approx([1.5, 1.2])
     assert found["next_measured"].tolist() == pytest.approx([1.5, 3 / 4])

@@ -2,7 +2,8 @@
 
 A cell is what its runs share but for how ranks attend. step_s: of the predicted way, median over repeats;
 is_right: whether the two ways are one; next_predicted, next_measured: the fastest of the others' steps over
-the predicted way's, so measured it is below 1 where another way was faster.
+the predicted way's, so measured it is below 1 where another way was faster. right: cells of the suite whose
+ways are one.
 """
 
 import pandas as pd
@@ -39,7 +40,8 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
                 "step_s": measured[named], "predicted_step_s": predicted.iloc[0],
             }
         )  # fmt: skip
-    return pd.DataFrame(rows, columns=[*CELL, *COLUMNS])
+    found = pd.DataFrame(rows, columns=[*CELL, *COLUMNS])
+    return found.assign(right=found.groupby("suite")["is_right"].transform("sum"))
 
 
 def _words(attention: str, states: str) -> str:
