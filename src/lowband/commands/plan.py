@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, plan_others, positive
+from lowband.commands import add_verb, at_least_one, name, plan_others, positive
 from lowband.commands.predict import (
     LAYERS,
     RECOMPUTE,
@@ -134,11 +134,17 @@ def _search(options: argparse.Namespace) -> None:
     stack = stack.with_options(given(options))
     model = config.given_model(options.model)
     own = not options.software or OURS in options.software
+    if options.write is not None and (own or not options.write):
+        _check_name(options.write)
     if options.write and own and options.cluster not in config.clusters:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
     beyond, adapters = _placed(options)
+    instead = plan_others.given(options, "lengths", "outer_gbps", "largest")
+    ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
+    if instead and ignored:
+        raise UserError(f"{instead[0]} is without {ignored[0]}")
     if options.lengths is not None:
         plan_others.many_lengths(options, machine, stack, model)
         return
@@ -173,6 +179,14 @@ def _search(options: argparse.Namespace) -> None:
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
+def _check_name(text: str) -> None:
+    """Raises UserError if it would lie elsewhere than in config/schemes/ and config/suites/."""
+    try:
+        name(text)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--write: {error}") from None
+
+
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     """States beyond the device, and adapters, with which only what is predicted is tried by default."""
     from lowband.cost.tiers import Beyond
@@ -180,9 +194,9 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
 
     beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
     elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
-    for name, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
+    for option, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
         if is_asked and elsewhere:
-            raise UserError(f"--{name} is without {elsewhere[0]}")
+            raise UserError(f"--{option} is without {elsewhere[0]}")
     if adapters is not None:
         for degree in ("tp", "pp", "cp", "ep"):
             setattr(options, degree, getattr(options, degree) or [1])
