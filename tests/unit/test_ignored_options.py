@@ -136,9 +136,23 @@ def test_the_time_limit_of_kernels_is_one(
     assert not out.exists()
 
 
-def test_faults_end_before_they_run_where_they_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    "arguments",
+    [["faults"], ["validate", "--lengths"], ["calibrate", "--folds"], ["simulate", "--python", "none"]],
+    ids=lambda words: words[0],
+)
+def test_what_cannot_be_written_ends_before_it_runs(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
-    assert told(["faults", "--out", str(taken)], capsys) == f"lowband: {taken}: File exists"
+    assert told([*arguments, "--out", str(taken)], capsys) == f"lowband: {taken}: File exists"
+
+
+def test_a_plan_is_written_whole_or_not_at_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    suites = tmp_path / "config" / "suites"
+    suites.parent.mkdir()
+    suites.write_text("a file in the folder's place")
+    job = [*PLAN, "--tp", "1", "--pp", "1", "--micro-batch", "1", "--recompute", "full"]
+    assert str(suites) in told([*job, "--write", "mine", "--root", str(tmp_path)], capsys)
+    assert not [*tmp_path.rglob("mine.yaml")]

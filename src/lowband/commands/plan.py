@@ -136,6 +136,7 @@ def _search(options: argparse.Namespace) -> None:
     own = not options.software or OURS in options.software
     if options.write is not None and (own or not options.write):
         _check_name(options.write)
+        plan_files.check_free(options.write, config)
     if options.write and own and options.cluster not in config.clusters:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)

@@ -72,6 +72,7 @@ def _validate(options: argparse.Namespace) -> None:
     from lowband.evidence.validation.tables import write_cells, write_lengths, write_predicted
     from lowband.spec.config import Config
 
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     alone = write_lengths if options.lengths else write_cells if options.cells else None
     (alone or write_predicted)(Config(options.root), options.out)
 
@@ -83,6 +84,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from lowband.spec.config import Config
     from lowband.spec.csv_tables import write_csv
 
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     config = Config(options.root)
     machine, model = config.given_machine(options.cluster), config.given_model(options.model)
     stack = config.given_stack(options.stack, machine)
@@ -99,6 +101,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from lowband.spec.csv_tables import write_csv
 
     config = Config(options.root)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     if options.folds:
         return _cross_validate(config, options.clusters, options.out)
     found = [one for name in options.clusters or fitted_clusters(config) for one in fit(config, name)]
