@@ -103,12 +103,16 @@ def test_what_spec_would_ignore_is_refused(
             [*PREDICT, "--recompute", "none", "--recompute-layers", "3"],
             "--recompute-layers: would change nothing (allowed: with --recompute selective, op or full)",
         ),
+        (
+            [*PLAN, "--global-batch", "10000001"],
+            "--global-batch: 10,000,001 sequences (allowed: at most 10,000,000)",
+        ),
         ([*PLAN, "--largest", "--groups", "16"], "--largest is without --groups"),
         ([*PLAN, "--outer-gbps", "1", "--largest"], "--outer-gbps is without --largest"),
         ([*PLAN, "--outer-gbps", "1", "--software", "any"], "--outer-gbps is without --software"),
     ],
 )
-def test_an_option_without_effect_is_refused(
+def test_an_option_without_effect_or_end_is_refused(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(arguments, capsys) == f"lowband: {says}"

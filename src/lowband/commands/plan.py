@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OURS = "lowband"
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
 ANY = "any"
+MOST_BATCH = 10**7  # sequences: the largest known have a hundredth of it, and more have ever more divisors
 
 
 def add(commands: Any) -> None:
@@ -146,6 +147,9 @@ def _search(options: argparse.Namespace) -> None:
     ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
     if instead and ignored:
         raise UserError(f"{instead[0]} is without {ignored[0]}")
+    if (options.global_batch or 0) > MOST_BATCH:
+        what = f"{options.global_batch:,} sequences"
+        raise UserError(what, where="--global-batch", allowed=f"at most {MOST_BATCH:,}")
     if options.lengths is not None:
         plan_others.many_lengths(options, machine, stack, model)
         return
