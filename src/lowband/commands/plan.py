@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lowband.cost.tiers import Beyond
     from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
+    from lowband.spec.config import Config
 
 OURS = "lowband"
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
@@ -135,21 +136,12 @@ def _search(options: argparse.Namespace) -> None:
     stack = stack.with_options(given(options))
     model = config.given_model(options.model)
     own = not options.software or OURS in options.software
-    if options.write is not None and (own or not options.write):
-        _check_name(options.write)
-        plan_files.check_free(options.write, config)
     if options.write and own and options.cluster not in config.clusters:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    _check(options, config)
     beyond, adapters = _placed(options)
-    instead = plan_others.given(options, "lengths", "outer_gbps", "largest")
-    ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
-    if instead and ignored:
-        raise UserError(f"{instead[0]} is without {ignored[0]}")
-    if (options.global_batch or 0) > MOST_BATCH:
-        what = f"{options.global_batch:,} sequences"
-        raise UserError(what, where="--global-batch", allowed=f"at most {MOST_BATCH:,}")
     if options.lengths is not None:
         plan_others.many_lengths(options, machine, stack, model)
         return
@@ -184,12 +176,23 @@ def _search(options: argparse.Namespace) -> None:
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
-def _check_name(text: str) -> None:
-    """Raises UserError if it would lie elsewhere than in config/schemes/ and config/suites/."""
-    try:
-        name(text)
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--write: {error}") from None
+def _check(options: argparse.Namespace, config: "Config") -> None:
+    """Raises UserError for what would end late, lie elsewhere than in config/, or be ignored."""
+    from lowband.predict.show.plan_files import check_free
+
+    if (options.global_batch or 0) > MOST_BATCH:
+        what = f"{options.global_batch:,} sequences"
+        raise UserError(what, where="--global-batch", allowed=f"at most {MOST_BATCH:,}")
+    if options.write == "" or (options.write and (not options.software or OURS in options.software)):
+        try:
+            name(options.write)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--write: {error}") from None
+        check_free(options.write, config)
+    instead = plan_others.given(options, "lengths", "outer_gbps", "largest")
+    ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
+    if instead and ignored:
+        raise UserError(f"{instead[0]} is without {ignored[0]}")
 
 
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
