@@ -50,5 +50,6 @@ def test_a_python_that_has_no_simgrid(tmp_path: Path) -> None:
         check(str(python), FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 16)
     python.write_text("#!/bin/sh\nexit 0\n")
     assert missing(str(python)) == ""
-    with pytest.raises(UserError, match="1 ranks send nothing"):
-        check(str(python), FRONTIER, OURS, CONFIG.model("gpt-20b"), [], 1)
+    for ranks, says in ((1, "1 ranks send nothing"), (10**12, "a simulation of 1000000000000 ranks")):
+        with pytest.raises(UserError, match=f"{says} .allowed: 2 to 4,096"):
+            check(str(python), FRONTIER, OURS, CONFIG.model("gpt-20b"), [], ranks)

@@ -112,7 +112,7 @@ def test_a_boxs_script_needs_no_account(
     [
         (["--suite", "frontier-first"], "SLURM_PROJECT: is not set"),
         (["--suite", "smoke"], "--sbatch: cluster 'local' has no job.yaml"),
-        (["--scheme", "hier3"], "--sbatch: is for the runs of a suite"),
+        (["--scheme", "hier3"], "--sbatch: is not for --scheme (allowed: --ranks, --to, --cluster)"),
     ],
 )
 def test_a_script_that_cannot_be_is_refused_and_nothing_written(

@@ -128,7 +128,8 @@ def _supervise(isolated: list[str], env: dict[str, str]) -> int:
 
 def _check(machine: Machine) -> None:
     if machine.box is None:
-        raise UserError(f"cluster '{machine.name}' has no box", where="machine.yaml: box")
+        what = f"cluster '{machine.name}' has no box"
+        raise UserError(what, where="machine.yaml: box", allowed="frontier-box, ...")
     for reason in (links.missing(), slurm.missing()):
         if reason:
             raise UserError(f"a box cannot be created here: {reason}")

@@ -2,14 +2,17 @@
 
 import argparse
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lowband.errors import UserError
 
 MOST_COUNT = 10**12  # of a count on the command line
+LONGEST_NAME = 100  # characters of a name on the command line, to which endings are added
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,6 +65,21 @@ def positive(text: str) -> float:
     if not LEAST <= value <= MOST:
         raise argparse.ArgumentTypeError(f"'{text}' (allowed: a number above 0, {LEAST:g} to {MOST:g})")
     return value
+
+
+def name(text: str) -> str:
+    """An argument's type: the name of a folder or file that is made in a place of its own."""
+    if len(text) > LONGEST_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' (allowed: a name of letters, digits, '.', '_' and '-')")
+    return text
+
+
+def root(text: str) -> Path:
+    """An argument's type: a folder that is there. Without it every name would be looked up as built in."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' (allowed: a folder that is there)")
+    return path
 
 
 def function_of(name: str) -> Any:

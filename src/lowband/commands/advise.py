@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, root
 from lowband.commands.predict import STACK
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "hsdp", "hpz", "zeropp", "hier3-exact", "hier3")
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     page.add_argument("--out", required=True, type=Path, help="the page's file")
     for verb in (one, page):
         verb.add_argument("--stack", help=STACK)
-        verb.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+        verb.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and slurm/")
 
 
 def _advise(options: argparse.Namespace) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one, function_of, positive
+from lowband.commands import add_verb, at_least_one, function_of, positive, root
 from lowband.spec.benchmarks import BENCHMARKS, Benchmark, Measured, Part
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "root": {"type": Path, "default": Path()},
+    "root": {"type": root, "default": Path()},
     "forward": {"type": positive, "default": 0.2, "help": "seconds of a forward (default: 0.2)"},
     "steps": {"type": at_least_one, "default": 400, "help": "of each model (default: 400)"},
     "send": {

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb
+from lowband.commands import add_verb, root
 
 
 def add(commands: Any) -> None:
@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     doctor.add_argument(
         "--site", help="on its login node: what a job of slurm/<SITE> would miss; exit code 1 if anything"
     )
-    doctor.add_argument("--root", type=Path, default=Path(), help="folder that holds slurm/")
+    doctor.add_argument("--root", type=root, default=Path(), help="folder that holds slurm/")
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lowband.bench.gpu.families import FAMILIES
-from lowband.commands import add_verb
+from lowband.commands import add_verb, root
 from lowband.errors import UserError
 
 
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         help="put the rows of --from into this folder of results/reference",
     )
     gpu.add_argument(
-        "--root", type=Path, default=Path(), help="with --install: the folder that holds results/"
+        "--root", type=root, default=Path(), help="with --install: the folder that holds results/"
     )
 
 

@@ -8,6 +8,8 @@ from lowband.bench.kernels import PARTS
 from lowband.commands import add_verb
 from lowband.errors import UserError
 
+MOST_S = 24 * 60 * 60
+
 
 def add(commands: Any) -> None:
     bench = add_verb(
@@ -34,6 +36,10 @@ def add(commands: Any) -> None:
 def _bench_kernel(options: argparse.Namespace) -> int:
     if options.targets is not None:
         return _compile(options)
+    if not 0 < options.limit_s <= MOST_S:
+        raise UserError(
+            f"{options.limit_s:g}", where="--limit-s", allowed=f"above 0, at most {MOST_S} seconds"
+        )
     from lowband.bench.kernels.main import bench
 
     rows = bench(

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, root
 
 
 def add(commands: Any) -> None:
@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     log.add_argument("--ranks", type=at_least_one, required=True)
     log.add_argument("--recompute", action="store_true", help="activations were recomputed")
     log.add_argument("--out", type=Path, required=True, help="the CSV")
-    log.add_argument("--root", type=Path, default=Path(), help="folder that holds config/")
+    log.add_argument("--root", type=root, default=Path(), help="folder that holds config/")
 
     faults = add_verb(
         commands, _faults, "faults", "run the experiments that demonstrate peers' faults",
@@ -46,4 +46,5 @@ def _faults(options: argparse.Namespace) -> None:
     from lowband.bench.peer_faults import find_faults
     from lowband.spec.csv_tables import write_csv
 
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     write_csv(pd.DataFrame(find_faults()), options.out / "faults.csv")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, plan_others, positive
+from lowband.commands import add_verb, at_least_one, name, plan_others, positive
 from lowband.commands.predict import (
     LAYERS,
     RECOMPUTE,
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from lowband.cost.tiers import Beyond
     from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
+    from lowband.spec.config import Config
 
 OURS = "lowband"
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
 ANY = "any"
+MOST_BATCH = 10**7  # sequences: the largest known have a hundredth of it, and more have ever more divisors
 
 
 def add(commands: Any) -> None:
@@ -138,6 +140,7 @@ def _search(options: argparse.Namespace) -> None:
         raise UserError(
             f"--write: a suite cannot name the file {options.cluster}", allowed=", ".join(config.clusters)
         )
+    _check(options, config)
     beyond, adapters = _placed(options)
     if options.lengths is not None:
         plan_others.many_lengths(options, machine, stack, model)
@@ -173,6 +176,25 @@ def _search(options: argparse.Namespace) -> None:
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
+def _check(options: argparse.Namespace, config: "Config") -> None:
+    """Raises UserError for what would end late, lie elsewhere than in config/, or be ignored."""
+    from lowband.predict.show.plan_files import check_free
+
+    if (options.global_batch or 0) > MOST_BATCH:
+        what = f"{options.global_batch:,} sequences"
+        raise UserError(what, where="--global-batch", allowed=f"at most {MOST_BATCH:,}")
+    if options.write == "" or (options.write and (not options.software or OURS in options.software)):
+        try:
+            name(options.write)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--write: {error}") from None
+        check_free(options.write, config)
+    instead = plan_others.given(options, "lengths", "outer_gbps", "largest")
+    ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
+    if instead and ignored:
+        raise UserError(f"{instead[0]} is without {ignored[0]}")
+
+
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     """States beyond the device, and adapters, with which only what is predicted is tried by default."""
     from lowband.cost.tiers import Beyond
@@ -180,9 +202,9 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
 
     beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
     elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
-    for name, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
+    for option, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
         if is_asked and elsewhere:
-            raise UserError(f"--{name} is without {elsewhere[0]}")
+            raise UserError(f"--{option} is without {elsewhere[0]}")
     if adapters is not None:
         for degree in ("tp", "pp", "cp", "ep"):
             setattr(options, degree, getattr(options, degree) or [1])

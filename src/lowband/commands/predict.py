@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, at_least_zero, positive
+from lowband.commands import add_verb, at_least_one, at_least_zero, positive, root
 from lowband.errors import UserError
 from lowband.spec.step import Attention, Optimizer, Products, ReduceDtype, Route, Schedule, States
 
@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     rehearse.add_argument("--suite", required=True, help="a name in config/suites/, of a real cluster")
     rehearse.add_argument("--json", action="store_true")
-    rehearse.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    rehearse.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and slurm/")
 
 
 def add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) -> None:
@@ -150,7 +150,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq", type=at_least_one, nargs=several, help="default: the model's longest")
     parser.add_argument("--stack", help=STACK)
     _add_software(parser)
-    parser.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    parser.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and slurm/")
 
 
 SOFTWARE = (
@@ -188,6 +188,7 @@ def _grid(options: argparse.Namespace) -> "Grid":
     from lowband.spec.axes import Ways, to_experts
     from lowband.spec.config import Config
 
+    _check_used(options)
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
     of_stages = options.interleave, options.schedule, options.layers
@@ -199,6 +200,20 @@ def _grid(options: argparse.Namespace) -> "Grid":
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     values |= {"lora": lora(options)}
     return Grid(**values, software=software(options))
+
+
+def _check_used(options: argparse.Namespace) -> None:
+    """Raises UserError for an option of which no point of the grid would show anything."""
+    for option, is_given, is_used, needed in (
+        ("--interleave", options.interleave > 1, options.pp > 1, "with --pp 2 or more"),
+        ("--copies", any(options.copies or []), max(options.ep) > 1, "with --ep 2 or more"),
+        (
+            "--recompute-layers", options.recompute_layers is not None, options.recompute != ["none"],
+            "with --recompute selective, op or full",
+        ),
+    ):  # fmt: skip
+        if is_given and not is_used:
+            raise UserError("would change nothing", where=option, allowed=needed)
 
 
 def _predict(options: argparse.Namespace) -> int:

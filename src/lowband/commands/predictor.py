@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, root
 from lowband.commands.predict import STACK
 
 if TYPE_CHECKING:
@@ -13,20 +13,21 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     bench = add_verb(commands, _bench_predict, "bench-predict", "how fast the predictor is here, as JSON", "")
-    bench.add_argument("--root", type=Path, default=Path())
+    bench.add_argument("--root", type=root, default=Path())
 
     validate = add_verb(
         commands, _validate, "validate", "published runs beside their predictions -> tables",
         "--out results/mine/tables",
     )  # fmt: skip
     validate.add_argument("--out", type=Path, required=True)
-    validate.add_argument(
+    alone = validate.add_mutually_exclusive_group()
+    alone.add_argument(
         "--lengths", action="store_true", help="alone FlexSP's ratios, by its solver's constants (minutes)"
     )
-    validate.add_argument(
+    alone.add_argument(
         "--cells", action="store_true", help="alone the ten cells of ways along context, and their suite"
     )
-    validate.add_argument("--root", type=Path, default=Path())
+    validate.add_argument("--root", type=root, default=Path())
 
     _add_calibrate(commands)
 
@@ -41,7 +42,7 @@ def add(commands: Any) -> None:
     simulate.add_argument("--gpus", type=at_least_one, nargs="+", default=[16, 64, 384], help="ranks")
     simulate.add_argument("--python", default="/usr/bin/python3", help="a Python that has simgrid")
     simulate.add_argument("--out", type=Path, required=True, help="folder of simgrid.csv")
-    simulate.add_argument("--root", type=Path, default=Path())
+    simulate.add_argument("--root", type=root, default=Path())
 
 
 def _add_calibrate(commands: Any) -> None:
@@ -56,7 +57,7 @@ def _add_calibrate(commands: Any) -> None:
         help="cross-validate: fit without a size, a scale, a machine (minutes)",
     )
     calibrate.add_argument("--out", type=Path, help="folder of within_bounds.csv; folds.csv and held_out.csv")
-    calibrate.add_argument("--root", type=Path, default=Path())
+    calibrate.add_argument("--root", type=root, default=Path())
 
 
 def _bench_predict(options: argparse.Namespace) -> None:
@@ -71,6 +72,7 @@ def _validate(options: argparse.Namespace) -> None:
     from lowband.evidence.validation.tables import write_cells, write_lengths, write_predicted
     from lowband.spec.config import Config
 
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     alone = write_lengths if options.lengths else write_cells if options.cells else None
     (alone or write_predicted)(Config(options.root), options.out)
 
@@ -82,6 +84,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from lowband.spec.config import Config
     from lowband.spec.csv_tables import write_csv
 
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     config = Config(options.root)
     machine, model = config.given_machine(options.cluster), config.given_model(options.model)
     stack = config.given_stack(options.stack, machine)
@@ -98,6 +101,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from lowband.spec.csv_tables import write_csv
 
     config = Config(options.root)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)  # fail before minutes are spent
     if options.folds:
         return _cross_validate(config, options.clusters, options.out)
     found = [one for name in options.clusters or fitted_clusters(config) for one in fit(config, name)]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, calls
+from lowband.commands import add_verb, calls, name, root
 
 
 def add(commands: Any) -> None:
@@ -40,43 +40,45 @@ def add(commands: Any) -> None:
     page.add_argument("--figures", type=Path, required=True)
     page.add_argument("--out", type=Path, required=True, help="the page")
     page.add_argument("--own", action="store_true", help="of this reproduction's own runs alone")
-    page.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    page.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and slurm/")
 
     documents = add_verb(commands, _documents, "documents", "update the results quoted in docs/", "")
-    documents.add_argument("--root", type=Path, default=Path(), help="folder that holds docs/ and results/")
+    documents.add_argument("--root", type=root, default=Path(), help="folder that holds docs/ and results/")
 
     provenance = add_verb(
         commands, calls("evidence.report.provenance:write_crate", "root", "results", "out"), "provenance",
         "a finished reproduction -> an RO-Crate, one zip",
         "--results local --out crate.zip",
     )  # fmt: skip
-    provenance.add_argument("--results", required=True, help="its folder under results/")
+    provenance.add_argument("--results", type=name, required=True, help="its folder under results/")
     provenance.add_argument("--out", type=Path, required=True, help="the zip")
-    provenance.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    provenance.add_argument("--root", type=root, default=Path(), help="folder that holds results/")
 
     verify = add_verb(commands, _verify, "verify", "check the shipped data against SHA256SUMS", "")
     verify.add_argument("--write", action="store_true", help="write a new SHA256SUMS")
-    verify.add_argument("--root", type=Path, default=Path(), help="folder that holds results/")
+    verify.add_argument("--root", type=root, default=Path(), help="folder that holds results/")
 
     watch = add_verb(
         commands, _watch, "watch", "a command of the workflow under a bar with the time left",
         "--results smoke -- snakemake -c2 --config 'suites=[smoke]' results=smoke",
         "What the command prints goes to logs/<results>/snakemake.log; the exit code is its own.",
     )  # fmt: skip
-    watch.add_argument("--results", required=True, help="its folder under results/")
-    watch.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
+    watch.add_argument("--results", type=name, required=True, help="its folder under results/")
+    watch.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and results/")
     watch.add_argument("command", nargs=argparse.REMAINDER, help="after --")
 
     status = add_verb(
         commands, _status, "status", "which runs are done, running or failed; time left",
         "--results local --follow",
     )  # fmt: skip
-    status.add_argument("--results", default="local", help="its folder under results/ (default: local)")
+    status.add_argument(
+        "--results", type=name, default="local", help="its folder under results/ (default: local)"
+    )
     status.add_argument(
         "--suite", nargs="+", help="default: those of the folder; of `local`, those of config/config.yaml"
     )
     status.add_argument("--follow", action="store_true", help="until every run has ended")
-    status.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and results/")
+    status.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and results/")
 
 
 def _claims(options: argparse.Namespace) -> None:

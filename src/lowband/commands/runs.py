@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowband.commands import add_verb, at_least_one
+from lowband.commands import add_verb, at_least_one, root
 from lowband.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def add(commands: Any) -> None:
         "$SLURM_QOS may replace partition and QOS of the cluster's job.yaml",
     )  # fmt: skip
     spec.add_argument("--to", choices=("deepspeed", "fsdp2"))
-    spec.add_argument("--cluster", default="local", help="cluster whose levels --scheme and --from refer to")
+    spec.add_argument("--cluster", help="whose levels --scheme and --from refer to (default: local)")
     spec.add_argument("--ranks", type=at_least_one, help="over how many ranks")
-    spec.add_argument("--root", type=Path, default=Path(), help="folder that holds config/ and slurm/")
+    spec.add_argument("--root", type=root, default=Path(), help="folder that holds config/ and slurm/")
 
     train = add_verb(
         commands, _train, "train", "train the run of a spec.json, in its folder",
@@ -81,25 +81,20 @@ def _spec(options: argparse.Namespace) -> None:
     from lowband.spec.config import Config
 
     config = Config(options.root)
-    if options.sbatch and options.suite is None:
-        raise UserError("is for the runs of a suite", where="--sbatch", allowed="--suite")
+    _check_spec(options)
     if options.suite is None:
         from lowband.spec.exchange import export_scheme, import_scheme
 
-        is_export = options.scheme is not None
-        if options.ranks is None or (is_export and options.to is None):
-            raise UserError("is missing", where="--ranks" if options.ranks is None else "--to")
-        if is_export:
-            print(export_scheme(config, options.scheme, options.cluster, options.ranks, options.to))
+        cluster = options.cluster or "local"
+        if options.scheme is not None:
+            print(export_scheme(config, options.scheme, cluster, options.ranks, options.to))
         else:
-            print(import_scheme(config, options.source, options.cluster, options.ranks))
+            print(import_scheme(config, options.source, cluster, options.ranks))
         return
-    if options.out is None:
-        raise UserError("is missing", where="--out", allowed="a folder")
     from lowband.spec.files import write_if_changed
     from lowband.spec.run_folder import RunFolder
 
-    specs = config.runs(options.suite)
+    specs = config.runs(list(dict.fromkeys(options.suite)))
     folders = {spec.run_id: RunFolder(options.out / spec.run_id) for spec in specs}
     scripts = _scripts(config, specs, folders) if options.sbatch else {}
     for spec in specs:
@@ -108,6 +103,27 @@ def _spec(options: argparse.Namespace) -> None:
         if spec.run_id in scripts:
             write_if_changed(folder.batch_script, scripts[spec.run_id])
         print(folder.batch_script if options.sbatch else folder.spec)
+
+
+# Of each thing that is asked for: what it needs, and what it may have.
+_ASKED = {
+    "--suite": (["--out"], ["--sbatch"]),
+    "--scheme": (["--ranks", "--to"], ["--cluster"]),
+    "--from": (["--ranks"], ["--cluster"]),
+}
+_VALUES = {"--out": "a folder", "--ranks": "over how many ranks", "--to": ("deepspeed", "fsdp2")}
+
+
+def _check_spec(options: argparse.Namespace) -> None:
+    """Raises UserError for an option that is missing, and for one that would be ignored."""
+    asked = "--from" if options.source else "--suite" if options.suite else "--scheme"
+    needed, may = _ASKED[asked]
+    for option in ("--sbatch", "--out", "--to", "--cluster", "--ranks"):
+        if option not in (*needed, *may) and getattr(options, option[2:]):
+            raise UserError(f"is not for {asked}", where=option, allowed=[*needed, *may])
+    for option in needed:
+        if getattr(options, option[2:]) is None:
+            raise UserError("is missing", where=option, allowed=_VALUES[option])
 
 
 def _scripts(config: "Config", specs: list["RunSpec"], folders: dict[str, "RunFolder"]) -> dict[str, str]:

@@ -1,19 +1,20 @@
 """collect, table, figure: run folders to tables to figures."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 from lowband.commands import add_verb, calls
+from lowband.errors import UserError
 
 
 def add(commands: Any) -> None:
     collect = add_verb(
-        commands, calls("evidence.tables.collect:collect", "runs", "out"), "collect",
-        "run folders -> raw tables", "results/local/runs/* --out results/local/tables",
+        commands, _collect, "collect", "run folders -> raw tables",
+        "results/local/runs/* --out results/local/tables",
         "Where folders are too many for a command line, @FILE names a file that lists them, one a line.",
     )  # fmt: skip
-    collect.fromfile_prefix_chars = "@"
-    collect.add_argument("runs", type=Path, nargs="+")
+    collect.add_argument("runs", nargs="+")
     collect.add_argument("--out", type=Path, required=True)
 
     table = add_verb(
@@ -32,3 +33,21 @@ def add(commands: Any) -> None:
     figure.add_argument("name")
     figure.add_argument("--tables", type=Path, required=True)
     figure.add_argument("--out", type=Path, required=True)
+
+
+def _collect(options: argparse.Namespace) -> None:
+    from lowband.evidence.tables.collect import collect
+
+    collect([run for text in options.runs for run in _listed(text)], options.out)
+
+
+def _listed(text: str) -> list[Path]:
+    """A run folder, or those that @FILE lists."""
+    from lowband.spec.plain_data import read_lines
+
+    if not text.startswith("@"):
+        return [Path(text)]
+    runs = [Path(line) for line in read_lines(Path(text[1:])) if line]
+    if not runs:
+        raise UserError("lists no runs", where=text[1:], allowed="run folders, one a line")
+    return runs

@@ -150,7 +150,8 @@ def line_of(error: UserError | OSError) -> str | None:
     """The error in one line; None for an error of the system that no file is the reason of."""
     if isinstance(error, UserError):
         return str(error)
-    return None if error.filename is None else str(UserError(str(error.strerror), where=error.filename))
+    file = error.filename2 or error.filename  # of a file that takes another's place, that of the other
+    return None if file is None else str(UserError(str(error.strerror), where=file))
 
 
 def print_once(line: str) -> None:

@@ -22,6 +22,7 @@ from lowband.spec.stack import Stack
 from lowband.spec.step import Pattern
 
 TIME_LIMIT_S = 600
+MOST_RANKS = 4096  # whose messages are lists of Python: an all-to-all of so many is 17 million
 Message = tuple[int, int, int]  # from, to, bytes
 
 
@@ -58,8 +59,9 @@ def check(
     reason = missing(python)
     if reason:
         raise UserError(reason)
-    if ranks < 2:
-        raise UserError(f"{ranks} ranks send nothing", allowed="2 or more")
+    if not 2 <= ranks <= MOST_RANKS:
+        what = f"{ranks} ranks send nothing" if ranks < 2 else f"a simulation of {ranks} ranks"
+        raise UserError(what, allowed=f"2 to {MOST_RANKS:,}")
     levels = Levels.fit(machine.sizes, ranks)
     cases = [case for scheme in schemes for case in _cases(machine, stack, model, scheme, levels)]
     network = _bare(machine, stack, "hops")

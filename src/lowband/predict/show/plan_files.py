@@ -46,15 +46,29 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
         files = {config.models_folder / f"{job.model.name}.yaml": shape, **files}
     elif config.model(job.model.name) != job.model:
         raise UserError(f"another model is named '{job.model.name}'", where=config.models_file)
-    taken = [path for path in files if path.exists()]
-    if taken or name in config.schemes:
-        raise UserError(f"'{name}' is taken", where=taken[0] if taken else config.schemes_file)
+    check_free(name, config)
     where = config.suites_folder / f"{name}.yaml"
     list(expand(Suite(name=name, **suite), config.machine(job.machine.name), lambda _: job.model,
                 lambda _: job.scheme, where))  # fmt: skip
-    for path, data in files.items():
-        create_whole(path, _yaml(data))
-    return list(files)
+    made: list[Path] = []
+    try:
+        for path, data in files.items():
+            if not create_whole(path, _yaml(data)):
+                raise UserError(f"'{path.stem}' is taken", where=path)
+            made.append(path)
+    except (OSError, UserError):  # all of them or none, or the same name would be taken next time
+        for path in made:
+            path.unlink()
+        raise
+    return made
+
+
+def check_free(name: str, config: Config) -> None:
+    """Raises UserError for a name that a scheme or a suite has."""
+    files = config.schemes_folder / f"{name}.yaml", config.suites_folder / f"{name}.yaml"
+    taken = [path for path in files if path.exists()]
+    if taken or name in config.schemes:
+        raise UserError(f"'{name}' is taken", where=taken[0] if taken else config.schemes_file)
 
 
 def _ways(job: Workload) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""What the command line would ignore, or write elsewhere, is refused in one line, and nothing is written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from report_runs import ROOT
+
+from lowband.__main__ import main
+
+PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3", "--gpus", "8"]
+PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr, of a command that ends with exit code 2."""
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", ["", "../mine", "a/b", ".", "a b"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"], ["watch"], ["provenance", "--out", "x.zip"],
+        [*PLAN, "--tp", "1", "--pp", "1", "--micro-batch", "1", "--recompute", "full"],
+    ],
+    ids=["status", "watch", "provenance", "plan"],
+)  # fmt: skip
+def test_a_name_that_leads_elsewhere_is_refused(
+    arguments: list[str],
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    option = "--write" if arguments[0] == "plan" else "--results"
+    after = ["--", sys.executable, "-c", ""] if arguments[0] == "watch" else []
+    assert f"'{name}' (allowed: a name of letters" in told([*arguments, option, name, *after], capsys)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "here"]
+
+
+@pytest.mark.parametrize("arguments", [PREDICT, PLAN, ["doctor"], ["verify"]])
+def test_a_root_that_is_not_there_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Built-in names would be taken in place of those of a folder with a typing error."""
+    root = str(tmp_path / "none")
+    assert f"'{root}' (allowed: a folder that is there)" in told([*arguments, "--root", root], capsys)
+
+
+def test_a_list_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = tmp_path / "runs.txt"
+    given = ["collect", f"@{listed}", "--out", str(tmp_path / "out")]
+    assert f"{listed}: cannot be read: No such file" in told(given, capsys)
+    listed.write_bytes(b"\xff\n")
+    assert f"{listed}: is not valid UTF-8" in told(given, capsys)
+    listed.write_text("")
+    assert f"{listed}: lists no runs (allowed: run folders, one a line)" in told(given, capsys)
+    listed.write_text(f"@{listed}\n")  # a name like any other, and no list
+    assert "spec.json: cannot be read" in told(given, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "smoke"], "--out: is missing (allowed: a folder)"),
+        (
+            ["--suite", "smoke", "--out", "x", "--ranks", "8"],
+            "--ranks: is not for --suite (allowed: --out, --sbatch)",
+        ),
+        (["--scheme", "zero3", "--to", "fsdp2"], "--ranks: is missing (allowed: over how many ranks)"),
+        (["--scheme", "zero3", "--ranks", "8"], "--to: is missing (allowed: deepspeed, fsdp2)"),
+        (
+            ["--scheme", "zero3", "--out", "x"],
+            "--out: is not for --scheme (allowed: --ranks, --to, --cluster)",
+        ),
+        (
+            ["--from", "x.json", "--ranks", "8", "--to", "fsdp2"],
+            "--to: is not for --from (allowed: --ranks, --cluster)",
+        ),
+    ],
+)
+def test_what_spec_would_ignore_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(["spec", "--root", str(ROOT), *arguments], capsys) == f"lowband: {says}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            [*PREDICT, "--interleave", "4"],
+            "--interleave: would change nothing (allowed: with --pp 2 or more)",
+        ),
+        ([*PREDICT, "--copies", "0", "2"], "--copies: would change nothing (allowed: with --ep 2 or more)"),
+        (
+            [*PREDICT, "--recompute", "none", "--recompute-layers", "3"],
+            "--recompute-layers: would change nothing (allowed: with --recompute selective, op or full)",
+        ),
+        (
+            [*PLAN, "--global-batch", "10000001"],
+            "--global-batch: 10,000,001 sequences (allowed: at most 10,000,000)",
+        ),
+        ([*PLAN, "--largest", "--groups", "16"], "--largest is without --groups"),
+        ([*PLAN, "--outer-gbps", "1", "--largest"], "--outer-gbps is without --largest"),
+        ([*PLAN, "--outer-gbps", "1", "--software", "any"], "--outer-gbps is without --software"),
+    ],
+)
+def test_an_option_without_effect_or_end_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(arguments, capsys) == f"lowband: {says}"
+
+
+def test_a_suite_named_twice_is_written_once(tmp_path: Path) -> None:
+    given = ["spec", "--root", str(ROOT), "--suite", "smoke", "smoke", "--out", str(tmp_path)]
+    assert main(given) == 0
+    assert len([*tmp_path.iterdir()]) == 9
+
+
+def test_a_folder_in_a_file_s_place_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = ["--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8", "--scheme", "zero3"]
+    said = told(["advise-page", *job, "--out", str(tmp_path)], capsys)
+    assert said == f"lowband: {tmp_path}: Is a directory"
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "1e9"])
+def test_the_time_limit_of_kernels_is_one(
+    limit: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ["bench-kernel", "--device", "cpu", "--out", str(out), "--limit-s", limit]
+    assert "(allowed: above 0, at most 86400 seconds)" in told(given, capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["faults"], ["validate", "--lengths"], ["calibrate", "--folds"], ["simulate", "--python", "none"]],
+    ids=lambda words: words[0],
+)
+def test_what_cannot_be_written_ends_before_it_runs(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert told([*arguments, "--out", str(taken)], capsys) == f"lowband: {taken}: File exists"
+
+
+def test_a_plan_is_written_whole_or_not_at_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    suites = tmp_path / "config" / "suites"
+    suites.parent.mkdir()
+    suites.write_text("a file in the folder's place")
+    job = [*PLAN, "--tp", "1", "--pp", "1", "--micro-batch", "1", "--recompute", "full"]
+    assert str(suites) in told([*job, "--write", "mine", "--root", str(tmp_path)], capsys)
+    assert not [*tmp_path.rglob("mine.yaml")]
