@@ -65,6 +65,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "run/environment.py": OWN + "variables recorded as they are; its own sources; the kernel's files",
     "run/launch.py": OWN + "causes written by its own ranks; the kernel's files",
     "run/on_ranks.py": OWN + "what its own ranks have just written, in a private folder",
+    "run/free_memory.py": OWN + "the kernel's own files about control groups",
     "run/ranks.py": ("environment",),
     "run/site.py": OWN + "a site's env.sh, which jobs run as it is; what modules and Slurm print",
     "run/several.py": ("spec.json", "outcome.json"),
