@@ -23,6 +23,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/claims/grade.py": ("claims.yaml, graded",),
     "evidence/claims/origin.py": ("claims.yaml, graded",),
     "commands/runs.py": ("spec.json", "lowband train", "lowband preflight"),
+    "commands/tables.py": ("lowband collect",),
     "engine/disk.py": OWN + "raw values of this process's own states, whose sums are checked on each read",
     "engine/checkpoint/checkpointer.py": OWN + "JSON that it has just made of the caller's values",
     "engine/checkpoint/manifest.py": ("checkpoint's manifest", "manifest with its checksum"),
