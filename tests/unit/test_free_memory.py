@@ -46,4 +46,4 @@ def test_in_a_container_the_mounted_folder_is_its_own(tmp_path: Path) -> None:
 
 def test_without_groups_it_is_the_machine_s(tmp_path: Path) -> None:
     assert free_memory(tmp_path / "none", tmp_path) == 64 * GIB
-    assert 0 < free_memory() <= 64 * GIB
+    assert 0 <= free_memory() <= 64 * GIB  # of this machine's own groups, whatever they leave
