@@ -30,6 +30,7 @@ from lowband.errors import UserError
 
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
+_UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
 _BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
@@ -131,6 +132,16 @@ def mark_whole(shards: Sequence[nn.Parameter]) -> None:
             raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
     for shard in shards:
         setattr(shard, _WHOLE, True)
+
+
+def mark_updated(wholes: Sequence[nn.Parameter], shards: Sequence[nn.Parameter]) -> None:
+    """Have `zero_grad` of an optimizer that has whole matrices reach the shards, where gradients wait for a
+    step that brings them to the matrices.
+
+    wholes: those of one lowband.Matrices on this rank; shards: all that it updates
+    """
+    for whole in wholes:
+        setattr(whole, _UPDATES, shards)
 
 
 def check_unsharded(module: nn.Module) -> None:
@@ -255,8 +266,12 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
 @torch._disable_dynamo
 @wraps(_zero_grad)
 def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """Discard also the gradients that wait under `no_sync`."""
-    discard(parameter for group in optimizer.param_groups for parameter in group["params"])
+    """Discard also the gradients that wait under `no_sync`, or for lowband.Matrices."""
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    behind = {shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())}
+    discard([*own, *behind])
+    for shard in behind:
+        shard.grad = None
     _zero_grad(optimizer, set_to_none)
 
 
