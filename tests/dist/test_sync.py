@@ -74,6 +74,45 @@ def test_a_run_records_the_mean_over_a_period(tmp_path: Path, device: str) -> No
     checked_run(tmp_path, scheme, device, ranks=8, steps=6, model=MODEL)
 
 
+class Warming(torch.optim.SGD):
+    """Its own step makes its base's."""
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = min(0.1, self.param_groups[0]["lr"] + 0.01)
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """Its step makes another one's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def steps_since_exchange() -> list[list[int]]:
+    found, topology = [], lowband.Topology(INNER[2])
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # from now on torch calls hooks of its steps
+    for make in (torch.optim.SGD, Warming, lambda *given, lr: Around(torch.optim.SGD(*given, lr=lr))):
+        scheme = Scheme(name="a", **HIER3, sync=Sync(beyond="node", every=3))
+        model = lowband.shard(nn.Linear(4, 4), scheme, topology, nn.Linear, torch.float32)
+        optimizer = make(model.parameters(), lr=0.1)
+        found.append([])
+        for _ in range(4):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found[-1].append(engine_of(model).replicas.steps)
+    return found
+
+
+def test_a_step_inside_of_a_step_is_one() -> None:
+    assert on_ranks(2, steps_since_exchange)[0] == [[1, 2, 0, 1]] * 3
+
+
 def misuse() -> list[str]:
     """What is refused, in one line each."""
     topology, said = lowband.Topology({"node": 1}), []

@@ -8,7 +8,8 @@ weights is kept, the module would keep computing with the old values. So a sampl
 before the copy is used again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -228,15 +229,33 @@ def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
-    """Count the step for every unit in it, and notify their watchers. See [Note: versions]."""
-    stepped = _by_unit(optimizer)
-    watchers: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in stepped.items():
+    """Count the step for every unit in it. See [Note: versions]."""
+    for changes in _by_unit(optimizer):
         changes.count_step()
+
+
+_stepping: list[Optimizer] = []  # those whose steps run, outermost first
+
+
+@contextmanager
+def _watched(optimizer: Optimizer) -> Iterator[None]:
+    """Notify watchers of what is stepped in this context; but of a step inside of another one of the same
+    shards, as a subclass or an optimizer around another makes, only once.
+    """
+    _stepping.append(optimizer)
+    try:
+        yield
+    finally:
+        _stepping.pop()
+    around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
+    watchers: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in _by_unit(optimizer).items():
         if changes.watcher is not None:
-            watchers.setdefault(changes.watcher, []).extend(shards)
+            mine = [shard for shard in shards if shard not in around]
+            watchers.setdefault(changes.watcher, []).extend(mine)
     for watcher, shards in watchers.items():
-        watcher.after_step(shards)
+        if shards:
+            watcher.after_step(shards)
 
 
 _add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
@@ -289,6 +308,10 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
     @torch._disable_dynamo
     @wraps(step)
     def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with _watched(optimizer):
+            return run(optimizer, args, kwargs)
+
+    def run(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
         if hasattr(optimizer, _ON_DISK):
