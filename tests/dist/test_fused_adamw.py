@@ -173,6 +173,23 @@ def test_groups_and_checkpoints() -> None:
     assert all(torch.equal(first[name], value) for name, value in second.items())
 
 
+def after_one_step(betas: list[Any]) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for each in betas:
+        model = sharded(Case("zero3"))
+        optimizer = lowband.AdamW(model, betas=each)
+        backward(model, Case("zero3"), 0)
+        optimizer.step()
+        found.append(lowband.full_state_dict(model))
+    return found
+
+
+def test_betas_may_be_a_list() -> None:
+    """As a file of options gives them."""
+    [(expected, found)] = on_ranks(1, after_one_step, [(0.8, 0.95), [0.8, 0.95]])
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def after_a_skipped_step() -> list[dict[str, torch.Tensor]]:
     """Weights after a step that was clipped and left out, then one without clipping; and after this alone."""
     found = []
@@ -207,6 +224,12 @@ def test_what_it_refuses() -> None:
                 lowband.AdamW(module)
             except UserError as error:
                 told.append(str(error))
+        one, other = (sharded(Case("zero3")) for _ in range(2))
+        optimizer = lowband.AdamW(one)
+        for parameters in (other.parameters(), [torch.nn.Parameter(torch.zeros(1))]):
+            with pytest.raises(UserError, match="a parameter of another module") as error:
+                optimizer.add_param_group({"params": parameters})
+            assert "\n" not in str(error.value) and len(optimizer.param_groups) == 1
         return told
 
     plain, synced = on_ranks(2, made)[0]

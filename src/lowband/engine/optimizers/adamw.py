@@ -70,6 +70,17 @@ class AdamW(torch.optim.Optimizer):
                 for shard in unit.shards:
                     shard.grad_dtype = None  # any
 
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """As torch's. Raises UserError for parameters of another module, which no step would reach."""
+        super().add_param_group(group)
+        mine = {shard for unit in self._engine.units for shard in unit.shards}
+        other = next((p for p in self.param_groups[-1]["params"] if p not in mine), None)
+        if other is not None:
+            self.param_groups.pop()
+            raise UserError(
+                "a parameter of another module", where="lowband.AdamW", allowed="its own module's"
+            )
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As `lowband.clip_grad_norm_`, but `p.grad` stays, and the next step scales what it reads."""
         norm, _ = grad_norm(self._engine)
@@ -107,7 +118,7 @@ class AdamW(torch.optim.Optimizer):
             if not state:
                 self._begin([shard])
             state["step"] += 1
-            of = group["lr"], group["betas"], group["eps"], group["weight_decay"], state["step"]
+            of = group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(

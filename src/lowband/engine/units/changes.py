@@ -259,6 +259,7 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
 
 
 _add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
+_zero_module = nn.Module.zero_grad
 
 
 @wraps(_add_param_group)
@@ -292,6 +293,14 @@ def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
     for shard in behind:
         shard.grad = None
     _zero_grad(optimizer, set_to_none)
+
+
+@torch._disable_dynamo
+@wraps(_zero_module)
+def _zero_around(module: nn.Module, set_to_none: bool = True) -> None:
+    """The same of a module around a sharded one, or of a part of one."""
+    discard(module.parameters())
+    _zero_module(module, set_to_none)
 
 
 def _step_on_shards(kind: type[Optimizer]) -> None:
@@ -332,5 +341,6 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
 Optimizer.zero_grad = _zero_all  # type: ignore[method-assign]
+nn.Module.zero_grad = _zero_around  # type: ignore[method-assign]
 register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)
