@@ -173,21 +173,27 @@ def test_groups_and_checkpoints() -> None:
     assert all(torch.equal(first[name], value) for name, value in second.items())
 
 
-def after_one_step(betas: list[Any]) -> list[dict[str, torch.Tensor]]:
+def after_two_steps(ways: list[tuple[Any, torch.dtype]]) -> list[dict[str, torch.Tensor]]:
     found = []
-    for each in betas:
+    for betas, default in ways:
         model = sharded(Case("zero3"))
-        optimizer = lowband.AdamW(model, betas=each)
-        backward(model, Case("zero3"), 0)
-        optimizer.step()
+        optimizer = lowband.AdamW(model, betas=betas)
+        torch.set_default_dtype(default)
+        for step in range(2):
+            backward(model, Case("zero3"), step)
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.set_default_dtype(FP32)
         found.append(lowband.full_state_dict(model))
     return found
 
 
-def test_betas_may_be_a_list() -> None:
-    """As a file of options gives them."""
-    [(expected, found)] = on_ranks(1, after_one_step, [(0.8, 0.95), [0.8, 0.95]])
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+def test_betas_may_be_a_list_and_states_are_fp32_whatever_the_default() -> None:
+    """As a file of options gives them; as programs set it to build a model."""
+    ways = [((0.8, 0.95), FP32), ([0.8, 0.95], FP32), ((0.8, 0.95), BF16)]
+    [(expected, *found)] = on_ranks(1, after_two_steps, ways)
+    for each in found:
+        assert all(torch.equal(each[name], value) for name, value in expected.items())
 
 
 def after_a_skipped_step() -> list[dict[str, torch.Tensor]]:

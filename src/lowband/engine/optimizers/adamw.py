@@ -129,7 +129,8 @@ class AdamW(torch.optim.Optimizer):
     def _begin(self, shards: Sequence[nn.Parameter]) -> None:
         """Make states of some of a unit's shards, one behind the other, so that they are stepped at once."""
         sizes = [shard.numel() for shard in shards]
-        moments = [torch.zeros(sum(sizes), device=shards[0].device).split(sizes) for _ in range(2)]
+        like = {"dtype": torch.float32, "device": shards[0].device}  # whatever torch's default dtype is
+        moments = [torch.zeros(sum(sizes), **like).split(sizes) for _ in range(2)]
         for shard, first, second in zip(shards, *moments, strict=True):
             self.state[shard] |= {"step": 0, "exp_avg": first, "exp_avg_sq": second}
 
