@@ -63,7 +63,8 @@ class Hooks:
         self._module, self._units_of = passes.module, passes.units_of
         self._inputs, self._device = Inputs(options.compute_dtype), device
         self._saved = SavedLeaves(passes.module, unit_of, self._before_use, on_host)
-        self._pass = Pass(trains=False)  # the running forward, or the last one
+        # The running forward, or the last one; of units that are called on their own, those until a backward.
+        self._pass = Pass(trains=False, is_spent=True)
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._arrived_in = -1  # autograd's graph task in which the last gradient arrived
         for unit in passes.units:
@@ -107,12 +108,14 @@ class Hooks:
         if owner is self._module:
             self._passes.enter_thread()
             self._passes.leave_broken_backward()
-        if owner is self._module and not self._backward.runs:
+        is_first = owner is self._module or (not self._running and self._pass.is_spent)
+        if is_first and not self._backward.runs:
             self._pass = Pass(trains=torch.is_grad_enabled())
             self._running.clear()
         self._running.append(owner)
         self._passes.gather(units, backward=self._backward.runs)
-        if not self._backward.runs:  # a forward inside a backward is activation checkpointing's recomputation
+        # A forward inside a backward is activation checkpointing's recomputation.
+        if not self._backward.runs and self._running[0] is self._module:
             self._pass.begun.append(owner)
             self._passes.prefetch(self._pass.after(owner, self._passes.forward_order), backward=False)
         args, kwargs = self._inputs.cast(owner, args, kwargs)
@@ -249,5 +252,6 @@ class Hooks:
 
     def _end_backward(self) -> None:
         self._passes.end_backward()
+        self._pass.is_spent = True
         for owner in self._running:  # a backward inside of a forward, which goes on
             self._passes.gather(self._units_of.get(owner, []), backward=False)
