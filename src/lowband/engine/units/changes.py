@@ -168,7 +168,7 @@ def check_unsharded(module: nn.Module) -> None:
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Refuse what would otherwise train wrongly without an error, and notify watchers.
+    """Refuse what would otherwise train wrongly without an error.
 
     Returns the step's arguments if it has a closure, which is to make the gradients.
     """
@@ -191,9 +191,6 @@ def _before_step(
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
-    for watcher in {changes.watcher: None for changes in by_unit}:
-        if watcher is not None:
-            watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
     check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
     if not any(map(callable, (*args[1:], *kwargs.values()))):
@@ -242,20 +239,21 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
     """Notify watchers of what is stepped in this context; but of a step inside of another one of the same
     shards, as a subclass or an optimizer around another makes, only once.
     """
+    around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
+    watched: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in _by_unit(optimizer).items():
+        mine = [shard for shard in shards if shard not in around]
+        if changes.watcher is not None and mine:
+            watched.setdefault(changes.watcher, []).extend(mine)
+    for watcher in watched:
+        watcher.before_step()
     _stepping.append(optimizer)
     try:
         yield
     finally:
         _stepping.pop()
-    around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
-    watchers: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in _by_unit(optimizer).items():
-        if changes.watcher is not None:
-            mine = [shard for shard in shards if shard not in around]
-            watchers.setdefault(changes.watcher, []).extend(mine)
-    for watcher, shards in watchers.items():
-        if shards:
-            watcher.after_step(shards)
+    for watcher, mine in watched.items():
+        watcher.after_step(mine)
 
 
 _add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
