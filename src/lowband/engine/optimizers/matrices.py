@@ -23,8 +23,8 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
-from lowband.engine.units.changes import mark_updated, mark_whole
 from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.steps import mark_updated, mark_whole
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
