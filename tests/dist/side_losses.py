@@ -32,6 +32,15 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
+class Filling(Block):
+    """Puts its side loss into a list that it is given."""
+
+    def forward(self, x: torch.Tensor, sides: list[torch.Tensor]) -> torch.Tensor:
+        y = self.compute(x)
+        sides.append(self.gate(x).softmax(-1).square().mean())
+        return y
+
+
 class Before(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.side = self.gate(x).softmax(-1).square().mean()
@@ -149,6 +158,16 @@ class Listing(Net):
         y = super().through(block, x)
         self.sides.append(block.side)
         return y
+
+
+class Given(Net):
+    """The root gives its blocks a list."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, sides = self.first(x), []
+        for block in self.blocks:
+            x = block(x, sides)
+        return self.head(x), sum(sides)
 
 
 class Whole(Net):
@@ -328,6 +347,7 @@ CHAINED: dict[str, Program] = {
     "experts by data": (lambda: Net(Routed), squared),
 }
 PROGRAMS: dict[str, Program] = CHAINED | {
+    "in a list that blocks are given": (lambda: Given(Filling), of_parts),
     "gradient penalty": (lambda: Net(Block), penalized),
     "gradient penalty alone": (lambda: Net(Block), only_penalized),
     "gradient penalty, recomputed": (lambda: Recomputed(Block), penalized),

@@ -54,6 +54,25 @@ def test_a_frozen_layer_is_its_own_input(scheme: Scheme) -> None:
     assert all(torch.allclose(got[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
 
 
+def after_calls_of_units() -> list[tuple[int, int, int]]:
+    """How many calls the engine remembers, and the gathered bytes that are left, after each step in which
+    layers are called and the module is not."""
+    model, found = sharded(Tower(), HPZ), []
+    engine = engine_of(model)
+    for step in range(3):
+        x = torch.randn(4, 7, generator=torch.Generator().manual_seed(step))
+        with torch.no_grad():
+            model.layers[2](x)
+        model.layers[1](model.layers[0](x)).sum().backward()
+        run = engine._hooks._pass
+        found.append((len(run.begun), len(run.ended), engine.meter.now["gathered"]))
+    return found
+
+
+def test_layers_that_are_called_on_their_own_leave_nothing() -> None:
+    assert on_ranks(4, after_calls_of_units) == [[(0, 2, 0)] * 3] * 4
+
+
 def gradients_after_all() -> dict[str, list[torch.Tensor]]:
     return {leave.__name__: gradients_after_zero_grad(leave) for leave in (nothing, *LEFT)}
 

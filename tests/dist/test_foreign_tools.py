@@ -63,6 +63,12 @@ def of_complex_numbers() -> None:
     with_parameter(torch.zeros(3, dtype=torch.complex64))
 
 
+def lazy() -> None:
+    module = Tower()
+    module.first = nn.LazyLinear(7)
+    shard(module)
+
+
 def under_fsdp2() -> None:
     module = Tower()
     fully_shard(module.first, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -201,6 +207,7 @@ REFUSED: dict[Callable[[], None], str] = {
     of_integers: "'first.extra' is of torch.int64",
     of_truth_values: "'first.extra' is of torch.bool",
     of_complex_numbers: "'first.extra' is of torch.complex64",
+    lazy: "Tower: 'first.weight' has no shape before a first forward",
     under_fsdp2: "'first.weight' is a DTensor over ranks [0, ",
     in_tensor_parallel: "'first.weight' is a DTensor over ranks [0, ",
     tensor_parallel_afterwards: "chunk of a shard covers this rank's part only",

@@ -173,6 +173,29 @@ def test_groups_and_checkpoints() -> None:
     assert all(torch.equal(first[name], value) for name, value in second.items())
 
 
+def after_two_steps(ways: list[tuple[Any, torch.dtype]]) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for betas, default in ways:
+        model = sharded(Case("zero3"))
+        optimizer = lowband.AdamW(model, betas=betas)
+        torch.set_default_dtype(default)
+        for step in range(2):
+            backward(model, Case("zero3"), step)
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.set_default_dtype(FP32)
+        found.append(lowband.full_state_dict(model))
+    return found
+
+
+def test_betas_may_be_a_list_and_states_are_fp32_whatever_the_default() -> None:
+    """As a file of options gives them; as programs set it to build a model."""
+    ways = [((0.8, 0.95), FP32), ([0.8, 0.95], FP32), ((0.8, 0.95), BF16)]
+    [(expected, *found)] = on_ranks(1, after_two_steps, ways)
+    for each in found:
+        assert all(torch.equal(each[name], value) for name, value in expected.items())
+
+
 def after_a_skipped_step() -> list[dict[str, torch.Tensor]]:
     """Weights after a step that was clipped and left out, then one without clipping; and after this alone."""
     found = []
@@ -207,6 +230,12 @@ def test_what_it_refuses() -> None:
                 lowband.AdamW(module)
             except UserError as error:
                 told.append(str(error))
+        one, other = (sharded(Case("zero3")) for _ in range(2))
+        optimizer = lowband.AdamW(one)
+        for parameters in (other.parameters(), [torch.nn.Parameter(torch.zeros(1))]):
+            with pytest.raises(UserError, match="a parameter of another module") as error:
+                optimizer.add_param_group({"params": parameters})
+            assert "\n" not in str(error.value) and len(optimizer.param_groups) == 1
         return told
 
     plain, synced = on_ranks(2, made)[0]

@@ -244,6 +244,19 @@ def given_up_by_one_of_two(model: nn.Module, backward: Backward) -> None:
     first.step()
 
 
+def given_up_by_modules(model: nn.Module, backward: Backward) -> None:
+    """By one around the model, and by a part of it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    around = nn.Sequential(model)
+    for step, gives_up in enumerate((around, model.layers, model)):
+        with unsynced(model):
+            backward(step)
+        gives_up.zero_grad()
+        backward(step + 5)
+        optimizer.step()
+        around.zero_grad()
+
+
 def closures(model: nn.Module, backward: Backward) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(2):
@@ -271,13 +284,14 @@ RIGHT: tuple[Program, ...] = (
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
     decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,
-    closures, compiled_step, averages_swapped_in,
+    closures, compiled_step, averages_swapped_in, given_up_by_modules,
 )  # fmt: skip
 
 
 # Summed over passes in another order, or compiled on one process alone.
 ROUNDED = (
     "accumulated", "given_up_by_the_optimizer", "given_up_by_one_of_two", "closures", "compiled_step",
+    "given_up_by_modules",
 )  # fmt: skip
 
 

@@ -190,6 +190,23 @@ def test_no_sync_saves_the_outer_reduction() -> None:
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+def nested() -> tuple[list[bool], list[bool]]:
+    """Whether shards have gradients of a backward behind the inner of two contexts, and behind both."""
+    model = lowband.shard(Tower(), HIER3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    with lowband.no_sync(model):
+        with lowband.no_sync(model):
+            pass
+        model(inputs(0, dist.get_rank())).backward()
+        inside = [p.grad is not None for p in model.parameters()]
+    model(inputs(1, dist.get_rank())).backward()
+    return inside, [p.grad is not None for p in model.parameters()]
+
+
+def test_no_sync_inside_of_no_sync() -> None:
+    [(inside, behind)] = on_ranks(1, nested)
+    assert not any(inside) and all(behind)
+
+
 class Fuse(torch.autograd.Function):
     """Passes everything on; its backward raises once, where `Fuse.blows` is set."""
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -311,6 +312,39 @@ def accumulate_and_skip() -> list[bool]:
 
 def test_a_step_without_gradients_changes_nothing() -> None:
     assert on_ranks(2, accumulate_and_skip)[0] == [True, False]
+
+
+def skip_steps(is_sharded: bool) -> dict[str, torch.Tensor]:
+    """Of each step, gradients first come that the optimizers discard: the loss was not finite, say."""
+    torch.manual_seed(0)
+    model = Model()
+    inside = [p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not q for q in inside)]
+    matrices: AbstractContextManager[object] = nullcontext()
+    if is_sharded:
+        lowband.shard(model, CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+        matrices = lowband.Matrices(model)
+        inside, others = matrices.parameters(), matrices.others()
+    optimizers = muon(inside), torch.optim.SGD(others, 0.1)
+    for step in range(STEPS):
+        for skipped in (True, False):
+            with lowband.no_sync(model) if is_sharded and skipped and step else nullcontext():
+                model(tokens_of(2 * step + skipped)).backward()
+            if step == 1:
+                model.blocks[0].up.weight.grad = None
+            if not skipped:
+                with matrices:
+                    optimizers[0].step()
+                optimizers[1].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    return lowband.full_state_dict(model) if is_sharded else model.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_that_is_left_out_and_a_matrix_without_a_gradient(ranks: int) -> None:
+    [expected] = on_ranks(1, skip_steps, False)
+    check_close(on_ranks(ranks, skip_steps, True)[0], expected)
 
 
 def run_example(text: str) -> bool:

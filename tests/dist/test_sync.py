@@ -2,6 +2,7 @@
 period are those of the closed forms; replicas are equal bit by bit after each exchange, on every wire.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 import lowband
 from lowband.engine.passes.engine import engine_of
+from lowband.engine.replicas.replicas import Others
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
@@ -72,6 +74,48 @@ def test_bytes_and_memory_over_a_period_are_those_of_the_closed_forms(ranks: int
 def test_a_run_records_the_mean_over_a_period(tmp_path: Path, device: str) -> None:
     scheme = CASES.schemes["diloco"].model_copy(update={"sync": NESTEROV.model_copy(update={"every": 3})})
     checked_run(tmp_path, scheme, device, ranks=8, steps=6, model=MODEL)
+
+
+class Warming(torch.optim.SGD):
+    """Its own step makes its base's."""
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = min(0.1, self.param_groups[0]["lr"] + 0.01)
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """Its step makes another one's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def steps_counted() -> list[tuple[list[int], int]]:
+    """Those since the last exchange, after each, and all that jobs which are replicas of others have seen."""
+    found, topology = [], lowband.Topology(INNER[2])
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # from now on torch calls hooks of its steps
+    for make in (torch.optim.SGD, Warming, lambda *given, lr: Around(torch.optim.SGD(*given, lr=lr))):
+        scheme = Scheme(name="a", **HIER3, sync=Sync(beyond="node", every=3))
+        model = lowband.shard(nn.Linear(4, 4), scheme, topology, nn.Linear, torch.float32)
+        optimizer, replicas = make(model.parameters(), lr=0.1), engine_of(model).replicas
+        since, seen = [], []
+        replicas.others = Others(partial(seen.append, 1), lambda *_: None)
+        for _ in range(4):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            since.append(replicas.steps)
+        found.append((since, len(seen)))
+    return found
+
+
+def test_a_step_inside_of_a_step_is_one() -> None:
+    assert on_ranks(2, steps_counted)[0] == [([1, 2, 0, 1], 4)] * 3
 
 
 def misuse() -> list[str]:

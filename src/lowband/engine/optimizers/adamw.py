@@ -70,6 +70,17 @@ class AdamW(torch.optim.Optimizer):
                 for shard in unit.shards:
                     shard.grad_dtype = None  # any
 
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """As torch's. Raises UserError for parameters of another module, which no step would reach."""
+        super().add_param_group(group)
+        mine = {shard for unit in self._engine.units for shard in unit.shards}
+        other = next((p for p in self.param_groups[-1]["params"] if p not in mine), None)
+        if other is not None:
+            self.param_groups.pop()
+            raise UserError(
+                "a parameter of another module", where="lowband.AdamW", allowed="its own module's"
+            )
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As `lowband.clip_grad_norm_`, but `p.grad` stays, and the next step scales what it reads."""
         norm, _ = grad_norm(self._engine)
@@ -107,7 +118,7 @@ class AdamW(torch.optim.Optimizer):
             if not state:
                 self._begin([shard])
             state["step"] += 1
-            of = group["lr"], group["betas"], group["eps"], group["weight_decay"], state["step"]
+            of = group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(
@@ -118,7 +129,8 @@ class AdamW(torch.optim.Optimizer):
     def _begin(self, shards: Sequence[nn.Parameter]) -> None:
         """Make states of some of a unit's shards, one behind the other, so that they are stepped at once."""
         sizes = [shard.numel() for shard in shards]
-        moments = [torch.zeros(sum(sizes), device=shards[0].device).split(sizes) for _ in range(2)]
+        like = {"dtype": torch.float32, "device": shards[0].device}  # whatever torch's default dtype is
+        moments = [torch.zeros(sum(sizes), **like).split(sizes) for _ in range(2)]
         for shard, first, second in zip(shards, *moments, strict=True):
             self.state[shard] |= {"step": 0, "exp_avg": first, "exp_avg_sq": second}
 

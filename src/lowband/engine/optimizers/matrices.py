@@ -23,8 +23,8 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
-from lowband.engine.units.changes import mark_whole
 from lowband.engine.units.shard_of import ShardOf
+from lowband.engine.units.steps import mark_updated, mark_whole
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
@@ -53,10 +53,11 @@ class Matrices:
             shards updates all of them again, and sends nothing to the others. "world": each is updated once
 
     Every rank must make one, and enter it before each step. Entering takes the gradients away from the
-    shards. Owners keep fp32 values and, inside, gradients of their matrices. An optimizer's state belongs to
-    its rank: save `muon.state_dict()` on each, and load it on as many ranks under the same scheme. If the
-    step inside raises, the shards keep their values and lose their gradients. Raises UserError if nothing is
-    selected, what another one updates, or for a level inside the optimizer's.
+    shards; `zero_grad()` of an optimizer that has some of the matrices discards those of all of them. Owners
+    keep fp32 values and, inside, gradients of their matrices. An optimizer's state belongs to its rank: save
+    `muon.state_dict()` on each, and load it on as many ranks under the same scheme. If the step inside
+    raises, the shards keep their values and lose their gradients. Raises UserError if nothing is selected,
+    what another one updates, or for a level inside the optimizer's.
     """
 
     def __init__(
@@ -90,12 +91,14 @@ class Matrices:
                 continue
             what = f"'{name}' is cut over {cut.axis} ranks, none of which has the whole matrix"
             raise UserError(what, where="Matrices", allowed="select=, of parameters that are not cut")
-        mark_whole([matrix.shard for matrix in found])
+        shards = [matrix.shard for matrix in found]
+        mark_whole(shards)
         deal(found, cost)
         by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
         self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))
         self._owned = [matrix.whole for matrix in found if matrix.is_owned] or [idle]
+        mark_updated(self._owned, shards)
 
     def parameters(self) -> list[nn.Parameter]:
         """The matrices that this rank owns; on a rank that owns none, an empty one that has no gradient."""
@@ -135,19 +138,21 @@ class _Share:
         self._bound: BoundHop | None = ring[0] if ring else None
         self._sharing = matrices[0].of.ranks  # those whose shards make up a whole with this rank's
         self._ranks = self._bound.hop.partners(unit.rank) if self._bound else [unit.rank]
-        self._gradients: list[torch.Tensor] = []  # this rank's pieces, inside a step
+        self._moving: list[Matrix] = []  # those that have gradients, inside a step
+        self._gradients: list[torch.Tensor] = []  # this rank's pieces of these
         self._seen: int | None = None  # checksum of the shards that the owners' values agree with
 
     @property
     def has_gradients(self) -> bool:
-        return all(matrix.shard.grad is not None for matrix in self.matrices)
+        return any(matrix.shard.grad is not None for matrix in self.matrices)
 
     def begin(self) -> None:
         """Take the gradients from the shards, and make room for them at the owners."""
-        self._gradients = [self._gradient(matrix) for matrix in self.matrices]
-        for matrix in self.matrices:
+        self._moving = [matrix for matrix in self.matrices if matrix.shard.grad is not None]
+        self._gradients = [self._gradient(matrix) for matrix in self._moving]
+        for matrix in self._moving:
             matrix.shard.grad = None
-        for matrix in self._mine():
+        for matrix in _owned(self._moving):
             matrix.whole.grad = self.unit.meter.hold("grads", torch.empty_like(matrix.whole))
 
     def submit(self, name: str, work: Callable[[Call, str], Work]) -> Any:
@@ -159,31 +164,30 @@ class _Share:
         """Bring gradients, and values that have changed, to the owners."""
         yield from ()
         if self._agree(call, self._checksum() != self._seen):
-            self._bring(call, name, [matrix.piece for matrix in self.matrices], lambda whole: whole.data)
-        self._bring(call, name, self._gradients, lambda whole: whole.grad)
+            pieces = [matrix.piece for matrix in self.matrices]
+            self._bring(call, name, self.matrices, pieces, lambda whole: whole.data)
+        self._bring(call, name, self._moving, self._gradients, lambda whole: whole.grad)
 
     def give_back(self, call: Call, name: str) -> Work:
         """Bring the new values back to the shards."""
         yield from ()
-        sent = [self._flat(self._mine(), rank) for rank in self._ranks]
+        mine = _owned(self.matrices)
+        sent = [self._flat(mine, rank) for rank in self._ranks]
         back = [self._empty([m for m in self.matrices if m.owner == rank]) for rank in self._ranks]
         self._swap(call, name, sent, back)
         for rank, values in zip(self._ranks, back, strict=True):
-            source = self._flat(self._mine(), rank) if rank == self.unit.rank else values
+            source = self._flat(mine, rank) if rank == self.unit.rank else values
             theirs = [matrix for matrix in self.matrices if matrix.owner == rank]
             for matrix, part in zip(theirs, _cut(source, theirs, self.unit.rank), strict=True):
                 matrix.piece.copy_(part)
 
     def finish(self, is_returned: bool) -> None:
         """Free the gradients. is_returned: whether the owners' values are now those of the shards"""
-        for matrix in self._mine():
+        for matrix in _owned(self._moving):
             self.unit.meter.release("grads", matrix.whole.nbytes)
             matrix.whole.grad = None
-        self._gradients = []
+        self._moving, self._gradients = [], []
         self._seen = self._checksum() if is_returned else None
-
-    def _mine(self) -> list[Matrix]:
-        return [matrix for matrix in self.matrices if matrix.is_owned]
 
     def _checksum(self) -> int:
         """Of the bits of this rank's pieces."""
@@ -195,22 +199,23 @@ class _Share:
         return gradient.as_subclass(torch.Tensor)[: matrix.of.stop - matrix.of.start]
 
     def _bring(
-        self, call: Call, name: str, pieces: Sequence[torch.Tensor],
+        self, call: Call, name: str, matrices: Sequence[Matrix], pieces: Sequence[torch.Tensor],
         into: Callable[[nn.Parameter], torch.Tensor | None],
     ) -> None:  # fmt: skip
-        """Fill the owners' whole tensors from all ranks' pieces, which are given by matrix."""
+        """Fill the owners' whole tensors of some matrices from all ranks' pieces, given by matrix."""
+        mine = _owned(matrices)
         by_owner: dict[int, list[torch.Tensor]] = {rank: [] for rank in self._ranks}
-        for matrix, piece in zip(self.matrices, pieces, strict=True):
+        for matrix, piece in zip(matrices, pieces, strict=True):
             if self.unit.rank in matrix.givers:
                 by_owner[matrix.owner].append(piece)
         sent = [torch.cat(parts) if parts else self._empty([]) for parts in by_owner.values()]
-        received = [self._empty(self._mine() if r in self._sharing else [], r) for r in self._ranks]
+        received = [self._empty(mine if r in self._sharing else [], r) for r in self._ranks]
         self._swap(call, name, sent, received)
         for rank, out, arrived in zip(self._ranks, sent, received, strict=True):
             if rank not in self._sharing:
                 continue
-            parts = _cut(out if rank == self.unit.rank else arrived, self._mine(), rank)
-            for matrix, part in zip(self._mine(), parts, strict=True):
+            parts = _cut(out if rank == self.unit.rank else arrived, mine, rank)
+            for matrix, part in zip(mine, parts, strict=True):
                 whole = into(matrix.whole)
                 assert whole is not None
                 whole.view(-1)[matrix.range_of(rank)] = part
@@ -255,6 +260,10 @@ class _Share:
     def _count(self, rank: int, name: str, sent_bytes: int) -> None:
         level = self.unit.levels.common(rank, self.unit.rank)
         self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
+
+
+def _owned(matrices: Sequence[Matrix]) -> list[Matrix]:
+    return [matrix for matrix in matrices if matrix.is_owned]
 
 
 def _length(matrix: Matrix, rank: int) -> int:

@@ -159,11 +159,11 @@ class Engine:
 
         `zero_grad()` of the module or an optimizer discards the accumulated gradients.
         """
-        self.sync = False
+        before, self.sync = self.sync, False
         try:
             yield
         finally:
-            self.sync = True
+            self.sync = before
 
 
 def engine_of(module: nn.Module) -> Engine:

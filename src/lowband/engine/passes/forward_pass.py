@@ -14,6 +14,7 @@ class Pass:
     begun, ended: owners of units, in the order in which their forwards began and ended
     is_reentrant: whether it has layers with reentrant activation checkpointing
     is_over:      whether it has ended without an exception
+    is_spent:     whether there was a backward since it began
     """
 
     trains: bool
@@ -21,6 +22,7 @@ class Pass:
     ended: list[nn.Module] = field(default_factory=list)
     is_reentrant: bool = False
     is_over: bool = False
+    is_spent: bool = False
     place: int = 0  # index of the next owner in the order of the running pass, forward or backward
 
     def after(self, owner: nn.Module, order: list[nn.Module]) -> nn.Module | None:

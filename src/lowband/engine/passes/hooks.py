@@ -30,10 +30,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_map
 
 from lowband.engine.options import Options
 from lowband.engine.passes.forward_pass import Pass
+from lowband.engine.passes.inputs import Inputs
 from lowband.engine.passes.kept_on_host import KeptOnHost
 from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.passes import Passes
@@ -61,9 +61,10 @@ class Hooks:
         on_host = KeptOnHost(ledger) if options.activations == HOST else None
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
-        self._compute_dtype, self._device = options.compute_dtype, device
+        self._inputs, self._device = Inputs(options.compute_dtype), device
         self._saved = SavedLeaves(passes.module, unit_of, self._before_use, on_host)
-        self._pass = Pass(trains=False)  # the running forward, or the last one
+        # The running forward, or the last one; of units that are called on their own, those until a backward.
+        self._pass = Pass(trains=False, is_spent=True)
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first
         self._arrived_in = -1  # autograd's graph task in which the last gradient arrived
         for unit in passes.units:
@@ -99,22 +100,25 @@ class Hooks:
         units = self._units_of.get(owner, [])
         if owner is self._module and not self._backward.runs:
             self._saved.close()
+            self._inputs.close()
         self._saved.enter(owner)
         if (leader := self._passes.leader) is not None and leader.runs_here:
             leader.before_forward(owner, (args, kwargs))
-            return self._cast_inputs(args, kwargs)
+            return self._inputs.cast(owner, args, kwargs)
         if owner is self._module:
             self._passes.enter_thread()
             self._passes.leave_broken_backward()
-        if owner is self._module and not self._backward.runs:
+        is_first = owner is self._module or (not self._running and self._pass.is_spent)
+        if is_first and not self._backward.runs:
             self._pass = Pass(trains=torch.is_grad_enabled())
             self._running.clear()
         self._running.append(owner)
         self._passes.gather(units, backward=self._backward.runs)
-        if not self._backward.runs:  # a forward inside a backward is activation checkpointing's recomputation
+        # A forward inside a backward is activation checkpointing's recomputation.
+        if not self._backward.runs and self._running[0] is self._module:
             self._pass.begun.append(owner)
             self._passes.prefetch(self._pass.after(owner, self._passes.forward_order), backward=False)
-        args, kwargs = self._cast_inputs(args, kwargs)
+        args, kwargs = self._inputs.cast(owner, args, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs
 
@@ -134,22 +138,11 @@ class Hooks:
         if tensors and not any(tensor.is_leaf for tensor in tensors):
             register_multi_grad_hook(tensors, over, mode="all")
 
-    def _cast_inputs(self, args: Any, kwargs: Any) -> Any:
-        """Positional and keyword arguments with all tensors cast; most of them are in no container."""
-        cast = [
-            self._cast(arg) if isinstance(arg, torch.Tensor) else tree_map(self._cast, arg) for arg in args
-        ]
-        return tuple(cast), tree_map(self._cast, kwargs) if kwargs else kwargs
-
-    def _cast(self, value: Any) -> Any:
-        """Cast a floating-point tensor to the compute dtype; other values stay as they are."""
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(self._compute_dtype) if is_float else value
-
     @torch._disable_dynamo
     def _end_forward(self, owner: nn.Module, *_: object) -> None:
         """After every forward, also after one that ended with an exception."""
         self._saved.leave(owner)
+        self._inputs.give_back(owner)
         if self._running and self._running[-1] is owner:
             self._running.pop()
 
@@ -259,5 +252,6 @@ class Hooks:
 
     def _end_backward(self) -> None:
         self._passes.end_backward()
+        self._pass.is_spent = True
         for owner in self._running:  # a backward inside of a forward, which goes on
             self._passes.gather(self._units_of.get(owner, []), backward=False)

@@ -1,7 +1,7 @@
 """Replicas that meet seldom: when a module's units exchange their weights.
 
 An exchange follows the optimizer's step that completes a period, inside of `optimizer.step()`: the training
-loop makes no call that it could forget. Steps of all torch optimizers are counted (units.changes). Several
+loop makes no call that it could forget. Steps of all torch optimizers are counted (units.steps). Several
 optimizers may share the module: a step is complete when each trainable parameter has been stepped once.
 """
 

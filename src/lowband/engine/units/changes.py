@@ -1,40 +1,26 @@
 """Detection of changes to the optimizer's parameters, and of parameters that the engine did not make.
 
 [Note: versions] An optimizer step changes `master` in place, which increments the shards' version counters.
-Fused optimizers do not increment them, so steps of torch's optimizers are counted too.
+Fused optimizers do not increment them, so steps of torch's optimizers are counted too (units.steps).
 
 [Note: uncounted writes] Writes through NumPy or from C++ do not increment any counter. Where a copy of the
 weights is kept, the module would keep computing with the old values. So a sample of `master` is compared
 before the copy is used again.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
-from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
 from lowband.engine.units.on_disk import OnDisk
-from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
-from lowband.engine.units.waiting import check_reduced, discard
 from lowband.errors import UserError
 
 SAMPLES = 64  # values compared per unit, besides the first one of each parameter
-_WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
-_LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _CHANGES = "_lowband_changes"  # attribute of a shard: its unit's Changes
-_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
-_ON_DISK = "_lowband_on_disk"  # attribute of an optimizer some of whose states are there
-_ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
 class Watcher(Protocol):
@@ -119,18 +105,10 @@ class Changes:
         return self._master.detach().view(torch.int32)[self._places]
 
 
-def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
-    """Have optimizers refuse a parameter that a unit computes with."""
-    setattr(leaf, _LEAF, unit)
-
-
-def mark_whole(shards: Sequence[nn.Parameter]) -> None:
-    """Mark shards that lowband.Matrices updates. Raises UserError if another one updates some already."""
-    for shard in shards:
-        if hasattr(shard, _WHOLE):
-            raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
-    for shard in shards:
-        setattr(shard, _WHOLE, True)
+def changes_of(parameter: nn.Parameter) -> Changes | None:
+    """Those of a shard's unit; None for a parameter that is no shard."""
+    found: Changes | None = getattr(parameter, _CHANGES, None)
+    return found
 
 
 def check_unsharded(module: nn.Module) -> None:
@@ -151,148 +129,3 @@ def check_unsharded(module: nn.Module) -> None:
                 where=type(module).__name__,
                 allowed="hooks on modules; p.grad after the backward",
             )
-
-
-def _before_step(
-    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Refuse what would otherwise train wrongly without an error, and notify watchers.
-
-    Returns the step's arguments if it has a closure, which is to make the gradients.
-    """
-    groups = [group["params"] for group in optimizer.param_groups]
-    for parameters in groups:
-        for parameter in parameters:
-            if isinstance(parameter, ReplacedParameter):
-                raise UserError(
-                    f"holds '{parameter.place}' from before lowband.shard",
-                    where=type(optimizer).__name__,
-                    allowed="an optimizer made from module.parameters() after lowband.shard",
-                )
-            if hasattr(parameter, _WHOLE):
-                raise UserError(
-                    f"holds '{parameter.shard_of.name}', which lowband.Matrices updates",
-                    where=type(optimizer).__name__,
-                    allowed="matrices.others()",
-                )
-    by_unit = _by_unit(optimizer)
-    if by_unit:
-        check_class(optimizer)
-        check_groups(optimizer)
-    for watcher in {changes.watcher: None for changes in by_unit}:
-        if watcher is not None:
-            watcher.before_step()
-    shards = [shard for of_unit in by_unit.values() for shard in of_unit]
-    check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
-    if not any(map(callable, (*args[1:], *kwargs.values()))):
-        check()
-        return None
-    return (args[0], *(_then(each, check) for each in args[1:])), {
-        name: _then(each, check) for name, each in kwargs.items()
-    }
-
-
-def _then(value: Any, check: Callable[[], None]) -> Any:
-    """A closure that ends with a check; anything else as it is."""
-    if not callable(value):
-        return value
-
-    @wraps(value)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = value(*args, **kwargs)
-        check()
-        return result
-
-    return checked
-
-
-def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
-    """The optimizer's shards by their unit's Changes, in its order."""
-    found: dict[Changes, list[nn.Parameter]] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if hasattr(parameter, _CHANGES):
-                found.setdefault(getattr(parameter, _CHANGES), []).append(parameter)
-    return found
-
-
-def _after_step(optimizer: Optimizer, *_: object) -> None:
-    """Count the step for every unit in it, and notify their watchers. See [Note: versions]."""
-    stepped = _by_unit(optimizer)
-    watchers: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in stepped.items():
-        changes.count_step()
-        if changes.watcher is not None:
-            watchers.setdefault(changes.watcher, []).extend(shards)
-    for watcher, shards in watchers.items():
-        watcher.after_step(shards)
-
-
-_add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
-
-
-@wraps(_add_param_group)
-def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Check the class before it looks at shapes, as some do as soon as they have their parameters."""
-    _add_param_group(optimizer, group)
-    for parameter in optimizer.param_groups[-1]["params"]:
-        if hasattr(parameter, _LEAF):
-            raise UserError(
-                f"holds a weight that '{getattr(parameter, _LEAF)}' computes with, and would not train it",
-                where=type(optimizer).__name__,
-                allowed="after an interrupted forward module.zero_grad() first, which puts the shards back",
-            )
-    if any(hasattr(parameter, _CHANGES) for parameter in optimizer.param_groups[-1]["params"]):
-        check_class(optimizer)
-        if is_known(optimizer):
-            setattr(optimizer, _BY_ELEMENT, True)
-        if any(changes.disk is not None for changes in _by_unit(optimizer)):
-            setattr(optimizer, _ON_DISK, True)
-            refuse_states(optimizer)
-        _step_on_shards(type(optimizer))
-
-
-@torch._disable_dynamo
-@wraps(_zero_grad)
-def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """Discard also the gradients that wait under `no_sync`."""
-    discard(parameter for group in optimizer.param_groups for parameter in group["params"])
-    _zero_grad(optimizer, set_to_none)
-
-
-def _step_on_shards(kind: type[Optimizer]) -> None:
-    """Steps of a known class on shards run without checks, which would take a percent of a step; those of any
-    class run as they are written, because the compiler knows nothing of shards.
-
-    A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
-    does: an instance's may be the user's or a scheduler's, and would refer to the instance.
-    """
-    step = kind.step
-    if hasattr(step, _ON_SHARDS):
-        return
-
-    @torch._disable_dynamo
-    @wraps(step)
-    def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        is_users = hooks or kwargs or any(value is not None for value in args)
-        if hasattr(optimizer, _ON_DISK):
-            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users))
-            by_unit = _by_unit(optimizer).items()
-            with torch._C.DisableTorchFunctionSubclass():
-                return step_in_turns(
-                    optimizer, step, {unit.disk: mine for unit, mine in by_unit if unit.disk is not None}
-                )
-        if is_users or not hasattr(optimizer, _BY_ELEMENT):
-            return step(optimizer, *args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            return step(optimizer, *args, **kwargs)
-
-    setattr(on_shards, _ON_SHARDS, True)
-    kind.step = on_shards  # type: ignore[method-assign]
-
-
-Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
-Optimizer.zero_grad = _zero_all  # type: ignore[method-assign]
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)

@@ -1,6 +1,7 @@
 """Which parameters can be cut into shards: plain ones of a real floating-point type."""
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowband.errors import UserError
@@ -17,6 +18,12 @@ def check_kinds(module: nn.Module) -> None:
                 f"'{name}' is a {kind}{by}",
                 where=where,
                 allowed="plain parameters; for lowband.shard, DTensors of parallelize_module alone",
+            )
+        if is_lazy(parameter):
+            raise UserError(
+                f"'{name}' has no shape before a first forward",
+                where=where,
+                allowed="lowband.shard after that; modules that are not lazy",
             )
         if not parameter.is_floating_point():
             raise UserError(

@@ -20,9 +20,9 @@ from torch import nn
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowband.engine.units.changes import mark_leaf
 from lowband.engine.units.seen_as import seen_as, shown
 from lowband.engine.units.shard_parameter import Leaf
+from lowband.engine.units.steps import mark_leaf
 from lowband.engine.units.unusable import mark_dropped, mark_gathered
 from lowband.errors import UserError
 from lowband.spec.partition import UnitLayout

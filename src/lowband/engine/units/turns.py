@@ -19,6 +19,7 @@ def step_in_turns(
 ) -> None:
     """Step the shards of each, and what else the optimizer has, by the class's step."""
     groups = optimizer.param_groups
+    before = [dict(group) for group in groups]
     moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
     apart = {id(p) for mine in shards_of.values() for p in mine}
     others = [p for group in groups for p in group["params"] if id(p) not in apart]
@@ -29,12 +30,12 @@ def step_in_turns(
         for disk, _ in units[:1]:
             disk.start_read()
         if others:
-            _step_some(optimizer, groups, others, step)
+            _step_some(optimizer, before, groups, others, step)
         for place, (disk, shards) in enumerate(units):
             disk.wait()
             for following, _ in units[place + 1 : place + 2]:
                 following.start_read()
-            _step_some(optimizer, groups, shards, step)
+            _step_some(optimizer, before, groups, shards, step)
             disk.start_write(optimizer, shards)
     finally:
         optimizer.param_groups = groups
@@ -42,15 +43,23 @@ def step_in_turns(
 
 def _step_some(
     optimizer: Optimizer,
-    groups: list[dict[str, Any]],
+    before: Sequence[dict[str, Any]],
+    groups: Sequence[dict[str, Any]],
     some: Sequence[nn.Parameter],
     step: Callable[[Optimizer], Any],
 ) -> None:
-    """A step that sees only some parameters."""
+    """A step that sees only some parameters.
+
+    before, groups: the optimizer's, as they were before the step, and as they are to be after it. Those of
+                    some classes count steps, and must not count one for each unit
+    """
     wanted = {id(parameter) for parameter in some}
-    parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in groups]
+    parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in before]
     optimizer.param_groups = [part for part in parts if part["params"]]
     step(optimizer)
+    for part, group in zip(parts, groups, strict=True):
+        if part["params"]:
+            group |= {**part, "params": group["params"]}
 
 
 def refuse_states(optimizer: Optimizer) -> None:

@@ -1,0 +1,234 @@
+"""Steps and `zero_grad` of optimizers on shards: what is refused before, counted and made known after.
+
+One place knows all optimizers of a process, because torch calls hooks of their steps.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lowband.engine.units.changes import Changes, Watcher, changes_of
+from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
+from lowband.engine.units.unusable import ReplacedParameter
+from lowband.engine.units.waiting import check_reduced, discard
+from lowband.errors import UserError
+
+_WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
+_UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
+_LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
+_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
+_ON_DISK = "_lowband_on_disk"  # attribute of an optimizer some of whose states are there
+_ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
+
+
+def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
+    """Have optimizers refuse a parameter that a unit computes with."""
+    setattr(leaf, _LEAF, unit)
+
+
+def mark_whole(shards: Sequence[nn.Parameter]) -> None:
+    """Mark shards that lowband.Matrices updates. Raises UserError if another one updates some already."""
+    for shard in shards:
+        if hasattr(shard, _WHOLE):
+            raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
+    for shard in shards:
+        setattr(shard, _WHOLE, True)
+
+
+def mark_updated(wholes: Sequence[nn.Parameter], shards: Sequence[nn.Parameter]) -> None:
+    """Have `zero_grad` of an optimizer that has whole matrices reach the shards, where gradients wait for a
+    step that brings them to the matrices.
+
+    wholes: those of one lowband.Matrices on this rank; shards: all that it updates
+    """
+    for whole in wholes:
+        setattr(whole, _UPDATES, shards)
+
+
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Refuse what would otherwise train wrongly without an error.
+
+    Returns the step's arguments if it has a closure, which is to make the gradients.
+    """
+    groups = [group["params"] for group in optimizer.param_groups]
+    for parameters in groups:
+        for parameter in parameters:
+            if isinstance(parameter, ReplacedParameter):
+                raise UserError(
+                    f"holds '{parameter.place}' from before lowband.shard",
+                    where=type(optimizer).__name__,
+                    allowed="an optimizer made from module.parameters() after lowband.shard",
+                )
+            if hasattr(parameter, _WHOLE):
+                raise UserError(
+                    f"holds '{parameter.shard_of.name}', which lowband.Matrices updates",
+                    where=type(optimizer).__name__,
+                    allowed="matrices.others()",
+                )
+    by_unit = _by_unit(optimizer)
+    if by_unit:
+        check_class(optimizer)
+        check_groups(optimizer)
+    shards = [shard for of_unit in by_unit.values() for shard in of_unit]
+    check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
+    if not any(map(callable, (*args[1:], *kwargs.values()))):
+        check()
+        return None
+    return (args[0], *(_then(each, check) for each in args[1:])), {
+        name: _then(each, check) for name, each in kwargs.items()
+    }
+
+
+def _then(value: Any, check: Callable[[], None]) -> Any:
+    """A closure that ends with a check; anything else as it is."""
+    if not callable(value):
+        return value
+
+    @wraps(value)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = value(*args, **kwargs)
+        check()
+        return result
+
+    return checked
+
+
+def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
+    """The optimizer's shards by their unit's Changes, in its order."""
+    found: dict[Changes, list[nn.Parameter]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if (changes := changes_of(parameter)) is not None:
+                found.setdefault(changes, []).append(parameter)
+    return found
+
+
+def _after_step(optimizer: Optimizer, *_: object) -> None:
+    """Count the step for every unit in it. See units.changes, [Note: versions]."""
+    for changes in _by_unit(optimizer):
+        changes.count_step()
+
+
+_stepping: list[Optimizer] = []  # those whose steps run, outermost first
+
+
+@contextmanager
+def _watched(optimizer: Optimizer) -> Iterator[None]:
+    """Notify watchers of what is stepped in this context; but of a step inside of another one of the same
+    shards, as a subclass or an optimizer around another makes, only once.
+    """
+    around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
+    watched: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in _by_unit(optimizer).items():
+        mine = [shard for shard in shards if shard not in around]
+        if changes.watcher is not None and mine:
+            watched.setdefault(changes.watcher, []).extend(mine)
+    for watcher in watched:
+        watcher.before_step()
+    _stepping.append(optimizer)
+    try:
+        yield
+    finally:
+        _stepping.pop()
+    for watcher, mine in watched.items():
+        watcher.after_step(mine)
+
+
+_add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
+_zero_module = nn.Module.zero_grad
+
+
+@wraps(_add_param_group)
+def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Check the class before it looks at shapes, as some do as soon as they have their parameters."""
+    _add_param_group(optimizer, group)
+    for parameter in optimizer.param_groups[-1]["params"]:
+        if hasattr(parameter, _LEAF):
+            raise UserError(
+                f"holds a weight that '{getattr(parameter, _LEAF)}' computes with, and would not train it",
+                where=type(optimizer).__name__,
+                allowed="after an interrupted forward module.zero_grad() first, which puts the shards back",
+            )
+    if any(changes_of(parameter) is not None for parameter in optimizer.param_groups[-1]["params"]):
+        check_class(optimizer)
+        if is_known(optimizer):
+            setattr(optimizer, _BY_ELEMENT, True)
+        if any(changes.disk is not None for changes in _by_unit(optimizer)):
+            setattr(optimizer, _ON_DISK, True)
+            refuse_states(optimizer)
+        _step_on_shards(type(optimizer))
+
+
+@torch._disable_dynamo
+@wraps(_zero_grad)
+def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
+    """Discard also the gradients that wait under `no_sync`, or for lowband.Matrices."""
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    behind = {shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())}
+    discard([*own, *behind])
+    for shard in behind:
+        shard.grad = None
+    _zero_grad(optimizer, set_to_none)
+
+
+@torch._disable_dynamo
+@wraps(_zero_module)
+def _zero_around(module: nn.Module, set_to_none: bool = True) -> None:
+    """The same of a module around a sharded one, or of a part of one."""
+    discard(module.parameters())
+    _zero_module(module, set_to_none)
+
+
+def _step_on_shards(kind: type[Optimizer]) -> None:
+    """Steps of a known class on shards run without checks, which would take a percent of a step; those of any
+    class run as they are written, because the compiler knows nothing of shards.
+
+    A closure and hooks are the user's, and are checked. The class has the step, as torch's own patch of it
+    does: an instance's may be the user's or a scheduler's, and would refer to the instance.
+    """
+    step = kind.step
+    if hasattr(step, _ON_SHARDS):
+        return
+
+    @torch._disable_dynamo
+    @wraps(step)
+    def on_shards(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with _watched(optimizer):
+            return run(optimizer, args, kwargs)
+
+    def run(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        is_users = hooks or kwargs or any(value is not None for value in args)
+        if hasattr(optimizer, _ON_DISK):
+            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users))
+            by_unit = _by_unit(optimizer).items()
+            with torch._C.DisableTorchFunctionSubclass():
+                return step_in_turns(
+                    optimizer, step, {unit.disk: mine for unit, mine in by_unit if unit.disk is not None}
+                )
+        if is_users or not hasattr(optimizer, _BY_ELEMENT):
+            return step(optimizer, *args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return step(optimizer, *args, **kwargs)
+
+    setattr(on_shards, _ON_SHARDS, True)
+    kind.step = on_shards  # type: ignore[method-assign]
+
+
+Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
+Optimizer.zero_grad = _zero_all  # type: ignore[method-assign]
+nn.Module.zero_grad = _zero_around  # type: ignore[method-assign]
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
