@@ -106,6 +106,7 @@ def test_a_count_of_no_parameter_is_refused(tmp_path: Path) -> None:
     assert on_ranks(1, counted_elsewhere, str(tmp_path)) == [
         [
             f"optimizer: its state 'k' is of no parameter {allowed}",
-            f"MADGRAD of states on disk: its state 'k' is of no parameter, and changes with each unit {allowed}",
+            "MADGRAD of states on disk: its state 'k' is of no parameter, and changes with each unit "
+            f"{allowed}",
         ]
     ]
