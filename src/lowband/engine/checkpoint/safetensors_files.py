@@ -94,8 +94,6 @@ def save_safetensors(
     folder has a checkpoint already, if two tensors get one name, or if a file cannot be written; then those
     that were are removed.
     """
-    from safetensors.torch import save_file
-
     engine, folder = engine_of(module), Path(folder)
     engine.axis.check_alone("save_safetensors", known=engine.other_ranks)
     is_writer = engine.is_first  # of a stage, in a pipeline
@@ -129,13 +127,7 @@ def save_safetensors(
         path = folder / (SINGLE if files == 1 else f"model-{before + i + 1:05d}-of-{files:05d}.safetensors")
         if not failures:  # else it only takes the other units, which every rank must
             with _noting(failures, path):
-                folder.mkdir(parents=True, exist_ok=True)
-                unfinished = path.with_suffix(".part")
-                try:
-                    save_file(tensors, unfinished, {"format": "pt"})
-                    unfinished.replace(path)
-                finally:
-                    unfinished.unlink(missing_ok=True)
+                _save(tensors, path)
                 weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         i += 1
@@ -150,6 +142,19 @@ def save_safetensors(
         for name in set(weight_map.values()):
             (folder / name).unlink(missing_ok=True)
         raise failures[0]
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a file, which appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    try:
+        save_file(tensors, unfinished, {"format": "pt"})
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
