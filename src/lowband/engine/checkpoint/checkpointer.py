@@ -76,7 +76,8 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Copy the state, then write it in the background; `wait` returns when it is complete.
+        """Copy the state, then write it in the background; `wait` returns when it is complete. Checkpoints of
+        later steps, from which this training did not come, are renamed `step-00000010.left`.
 
         extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
         Raises the error of the last save, if it failed, and UserError for a state that cannot be saved.
