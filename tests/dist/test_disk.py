@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from test_parity import SPEC
 from test_tiers import DTYPE, adamw, placed, step
 
@@ -73,6 +74,28 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         r".*/rank0/blocks\.1\.states: \d+ bytes from \d+ are not those that were written", flipped
     )
     assert re.fullmatch(r".*/rank0/root\.states: ends after \d+ bytes, in a piece of \d+ from \d+", short)
+
+
+def damaged_on_one(tmp: str) -> list[str]:
+    """What is said of a checkpoint's save and load if one of two ranks cannot read its states."""
+    model = shard_of("disk", tmp)
+    optimizer, checkpointer = adamw(model), lowband.Checkpointer(Path(tmp, "checkpoints"))
+    step(model, optimizer, 2, 1, 0.05)
+    checkpointer.save(1, model, optimizer)
+    checkpointer.wait()
+    if dist.get_rank() == 1:
+        os.truncate(Path(tmp, "rank1", "root.states"), 100)
+    return [
+        said(lambda: checkpointer.save(2, model, optimizer)),
+        said(lambda: checkpointer.load_newest(model, optimizer)),
+    ]
+
+
+def test_a_damaged_file_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
+    first, second = on_ranks(2, damaged_on_one, str(tmp_path))
+    assert first == second
+    for text in first:
+        assert re.fullmatch(r".*/rank1/root\.states: ends after 100 bytes, in a piece of \d+ from 0", text)
 
 
 def refused(tmp: str, model, optimizer) -> list[str]:
