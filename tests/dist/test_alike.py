@@ -1,4 +1,4 @@
-"""Programs whose losses fall and mean nothing: ranks along tensor or pipeline that have several batches."""
+"""Programs whose losses fall and mean nothing: ranks along an axis that have several batches."""
 
 from collections.abc import Callable
 
@@ -108,6 +108,26 @@ def test_tensor_ranks_of_a_stage_have_one_batch_and_draw_alike() -> None:
         assert " has other inputs than " in other
         assert same == alike == "nothing"
         assert " has other states of random numbers than " in differently
+
+
+def on_context_ranks() -> list[str]:
+    """Batches of a sampler over all ranks; those of one over sequences, of which some are split unseen."""
+    topology, found = lowband.Topology({}, Axes(context=2)), []
+    rank, place = dist.get_rank(), topology.along("data").place // 2
+    for mine in (rank, place):
+        context, tokens = lowband.Context(topology), torch.arange(16).view(2, 8) + mine
+        noise = context.split(torch.rand(2, 8, generator=torch.Generator().manual_seed(rank)))
+        part = context.split(tokens)
+        for _ in range(2):
+            found.append(said(lambda: context.mean((part * noise).sum(), part != 3)))  # noqa: B023
+    return found
+
+
+def test_context_ranks_have_the_same_sequences() -> None:
+    for rank, (other, *same) in enumerate(on_ranks(4, on_context_ranks)):
+        of = ("[0, 1] along context: rank 1", "0") if rank < 2 else ("[2, 3] along context: rank 3", "2")
+        assert other.startswith(f"ranks {of[0]} has other inputs than rank {of[1]} (allowed: ")
+        assert same == ["nothing"] * 3
 
 
 def dropped_on_one_rank() -> str:

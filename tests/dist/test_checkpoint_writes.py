@@ -104,6 +104,32 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 
 
+def gone_back(folder: str) -> list[int]:
+    """Steps loaded as the newest, after going back to the second of three checkpoints and on from it."""
+    checkpointer, (model, optimizer) = lowband.Checkpointer(folder), bag()
+    for step in (10, 20, 30):
+        checkpointer.save(step, model, optimizer, {"step": step})
+    checkpointer.wait()
+    checkpointer.load(Path(folder, "step-00000020"), model, optimizer)
+    found = []
+    for step in (25, 30, 28):
+        checkpointer.save(step, model, optimizer, {"step": step})
+        found.append(checkpointer.load_newest(model, optimizer)["step"])
+    return found
+
+
+def test_a_training_that_was_left_is_not_gone_on_with(tmp_path: Path, capfd) -> None:
+    assert on_ranks(2, gone_back, str(tmp_path)) == [[25, 30, 28]] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000025", "step-00000028", "step-00000030.left",
+    ]  # fmt: skip
+    assert capfd.readouterr().err.splitlines() == [
+        f"lowband: {tmp_path}/step-00000030: training went on from an earlier step, and has saved {step}; "
+        "renamed step-00000030.left"
+        for step in (25, 28)
+    ]
+
+
 # ---- processes that end without `wait`
 
 # Forks two ranks for each case, so that torch is imported once; they end as any script does.

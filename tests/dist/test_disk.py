@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytorch_optimizer
 import torch
+import torch.distributed as dist
 from test_parity import SPEC
 from test_tiers import DTYPE, adamw, placed, step
 
@@ -74,6 +74,28 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         r".*/rank0/blocks\.1\.states: \d+ bytes from \d+ are not those that were written", flipped
     )
     assert re.fullmatch(r".*/rank0/root\.states: ends after \d+ bytes, in a piece of \d+ from \d+", short)
+
+
+def damaged_on_one(tmp: str) -> list[str]:
+    """What is said of a checkpoint's save and load if one of two ranks cannot read its states."""
+    model = shard_of("disk", tmp)
+    optimizer, checkpointer = adamw(model), lowband.Checkpointer(Path(tmp, "checkpoints"))
+    step(model, optimizer, 2, 1, 0.05)
+    checkpointer.save(1, model, optimizer)
+    checkpointer.wait()
+    if dist.get_rank() == 1:
+        os.truncate(Path(tmp, "rank1", "root.states"), 100)
+    return [
+        said(lambda: checkpointer.save(2, model, optimizer)),
+        said(lambda: checkpointer.load_newest(model, optimizer)),
+    ]
+
+
+def test_a_damaged_file_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
+    first, second = on_ranks(2, damaged_on_one, str(tmp_path))
+    assert first == second
+    for text in first:
+        assert re.fullmatch(r".*/rank1/root\.states: ends after 100 bytes, in a piece of \d+ from 0", text)
 
 
 def refused(tmp: str, model, optimizer) -> list[str]:
@@ -209,39 +231,3 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert re.search(r"other/rank0/\S+\.states: no room for \d+ bytes \(\d+ free\): File too large", first)
     assert re.search(r"File too large: '.*/disk/rank0/.*\.states'", second)
     assert is_whole
-
-
-class Pair(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers[1](torch.tanh(self.layers[0](x))).square().mean()
-
-
-def by_class_of_optimizer(tmp: str) -> dict[str, list[dict[str, torch.Tensor]]]:
-    """Weights with states on the device and on a disk; two classes count steps in their groups."""
-    found: dict[str, list[dict[str, torch.Tensor]]] = {}
-    for kind in (pytorch_optimizer.AdaBelief, pytorch_optimizer.Yogi, torch.optim.NAdam):
-        for tier in ("device", "disk"):
-            folder = Path(tmp, kind.__name__) if tier == "disk" else None
-            topology = lowband.Topology({})
-            model = lowband.shard(
-                Pair(), placed("zero1", tier), topology, torch.nn.Linear, DTYPE["fp32"], disk=folder
-            )
-            optimizer = kind(model.parameters(), lr=0.05)
-            for number in range(3):
-                model(torch.full((2, 4), number + 1.0)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            found.setdefault(kind.__name__, []).append(lowband.full_state_dict(model))
-            assert all(group.get("step", 3) == 3 for group in optimizer.param_groups)
-    return found
-
-
-def test_steps_are_counted_once_however_many_units_there_are(tmp_path: Path) -> None:
-    [found] = on_ranks(1, by_class_of_optimizer, str(tmp_path))
-    for name, (expected, got) in found.items():
-        assert all(torch.equal(got[key], value) for key, value in expected.items()), name

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ import torch.distributed as dist
 from started import MODEL, ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file
 
 from lowband.__main__ import main
+from lowband.engine.checkpoint import checkpointer
+from lowband.engine.checkpoint.rank_file import write_rank_file
 from lowband.errors import UserError
 from lowband.run import exit_cause
 from lowband.run import training_loop as loop
@@ -253,6 +257,30 @@ def test_nan_is_an_outcome(tmp_path: Path) -> None:
     outcome = Outcome.read_json(tmp_path / "outcome.json")
     assert outcome.status == "nan"
     assert f"at step {outcome.steps + 1}" in outcome.cause
+
+
+def write_when_diverged() -> None:
+    """A checkpoint is written when the step behind it has found that training diverged, and not before."""
+    patch, diverged = pytest.MonkeyPatch(), Event()
+
+    class Found(loop.Diverged):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            diverged.set()
+
+    def write(*arguments: Any) -> Any:
+        diverged.wait()
+        return write_rank_file(*arguments)
+
+    patch.setattr(loop, "Diverged", Found)
+    patch.setattr(checkpointer, "write_rank_file", write)
+
+
+def test_a_run_that_diverges_completes_the_checkpoint_before(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, learning_rate=1e30, steps=20, checkpoint_every=1)
+    assert ended(begun(path, write_when_diverged), path)[0] == 0
+    [checkpoints] = RunFolder(tmp_path).checkpoints.iterdir()
+    assert [folder.name for folder in checkpoints.iterdir()] == ["step-00000001"]
 
 
 def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

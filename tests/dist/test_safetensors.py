@@ -194,6 +194,30 @@ def test_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
         assert all(value.any() for name, value in load_file(path).items() if name.endswith("weight"))
 
 
+def unwritable(folder: Path) -> list[str]:
+    """What is said where the second of three files cannot be written, and where no folder can be."""
+    said = []
+    for name in ("taken", "file/folder"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+        model = lowband.shard(model, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, torch.float32)
+        with pytest.raises(UserError) as error:
+            lowband.save_safetensors(model, folder / name)
+        said.append(str(error.value))
+    return said
+
+
+def test_a_file_that_cannot_be_written_is_named_on_every_rank(tmp_path: Path) -> None:
+    second_file = tmp_path / "taken" / "model-00002-of-00003.safetensors"
+    second_file.mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for said in on_ranks(2, unwritable, tmp_path):
+        assert said == [
+            f"{second_file}: cannot be written: Is a directory",
+            f"{tmp_path}/file/folder/model-00001-of-00003.safetensors: cannot be written: Not a directory",
+        ]
+    assert [*second_file.parent.iterdir()] == [second_file]
+
+
 def test_buffers_scalars_and_names(tmp_path: Path) -> None:
     torch.manual_seed(3)
     expected = normed().state_dict()

@@ -265,6 +265,7 @@ def test_a_run_equals_the_run_without(tmp_path: Path) -> None:
         states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")
         assert {kind: states.get(kind, 0) for kind in closed} == closed
         outcomes[tier] = [line.loss for line in folder.whole_steps()]
+        assert not folder.disk.exists(), "states are left behind"
     for tier in TIERS:
         assert outcomes[tier] == pytest.approx(outcomes["device"], rel=1e-4)
 

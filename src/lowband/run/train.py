@@ -94,11 +94,14 @@ def train(spec_path: Path, links: str = OWN) -> Outcome:
 
 @contextmanager
 def _started(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder's lock, and clear the leftovers of an earlier attempt."""
+    """Hold the folder's lock, and clear the leftovers of an earlier attempt, and this one's at its end."""
     with hold(folder.lock, job_id()):
         if line := folder.start():
             report(line)
-        yield
+        try:
+            yield
+        finally:
+            folder.remove_states()
 
 
 def _count(spec: RunSpec, folder: RunFolder) -> Outcome:

@@ -20,7 +20,7 @@ from lowband.run.clock import StepClock, reset_peak_memory
 from lowband.run.count_calls import Outside
 from lowband.run.over_ranks import gather_record, mean_sent, outcome_of, total
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
-from lowband.spec.records import Outcome, Sent
+from lowband.spec.records import Outcome, Sent, StepRecord
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers.prepare import prepare
@@ -69,13 +69,10 @@ def train_rank(
         real_share = paced.take_real_share() if paced else math.nan
         counted = trainer.take_sent(), trainer.take_message_s()
         line = gather_record(spec, step, loss, grad_norm, times, real_share, *counted)
-        if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
-            raise Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {step}")
-        if line.real_share is not None and line.real_share > MOST_REAL_SHARE and step > spec.warmup_steps:
-            raise Overloaded(
-                f"real computation took {line.real_share:.0%} of the paced time at step {step}; "
-                f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"
-            )
+        if (end := _end(line, spec)) is not None:
+            if checkpointer is not None:
+                checkpointer.wait()  # the last one before; the process would end in the midst of it
+            raise end
         if is_shaped:
             sent_so_far = sent_bytes()
             line = line.model_copy(update={"interface_bytes": sent_so_far - sent_before})
@@ -111,6 +108,18 @@ def train_rank(
             "consensus_distance": distance,
         }
     )
+
+
+def _end(line: StepRecord, spec: RunSpec) -> Diverged | Overloaded | None:
+    """What ends the run after a step; None if it goes on."""
+    if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
+        return Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {line.step}")
+    if line.real_share is not None and line.real_share > MOST_REAL_SHARE and line.step > spec.warmup_steps:
+        return Overloaded(
+            f"real computation took {line.real_share:.0%} of the paced time at step {line.step}; "
+            f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"
+        )
+    return None
 
 
 def _distance(replicas: Replicas | None) -> float | None:

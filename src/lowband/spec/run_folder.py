@@ -53,6 +53,10 @@ class RunFolder:
             f"the run starts {'from an earlier one' if self.has_checkpoint else 'over from step 0'}"
         )
 
+    def remove_states(self) -> None:
+        """Remove what ranks kept on the disk: of no use without them, and they end without clearing up."""
+        shutil.rmtree(self.disk, ignore_errors=True)
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether a rerun can continue from a checkpoint."""

@@ -15,6 +15,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +78,15 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Copy the state, then write it in the background; `wait` returns when it is complete.
+        """Copy the state, then write it in the background; `wait` returns when it is complete. Checkpoints of
+        later steps, from which this training did not come, are renamed `step-00000010.left`.
 
         extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
         Raises the error of the last save, if it failed, and UserError for a state that cannot be saved.
         """
         start = time.perf_counter()
         self.wait()
-        with all_in_memory(engine_of(module).on_disk(), optimizer, writes=False):
+        with self._in_memory(module, optimizer, writes=False):
             snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
         content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
         snapshot = replace(snapshot, content=content)
@@ -188,8 +191,17 @@ class Checkpointer:
     def _fill_in_memory(
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        with all_in_memory(engine_of(module).on_disk(), optimizer, writes=True):
+        with self._in_memory(module, optimizer, writes=True):
             return self._fill(path, whole, module, optimizer)
+
+    @contextmanager
+    def _in_memory(self, module: nn.Module, optimizer: torch.optim.Optimizer, writes: bool) -> Iterator[None]:
+        """What lies on a disk, once all ranks could read theirs. writes: it may change"""
+        with ExitStack() as stack:
+            if disks := engine_of(module).on_disk():
+                present = all_in_memory(disks, optimizer, writes)
+                self._meeting.agree(lambda: stack.enter_context(present))
+            yield
 
     def _fill(
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer

@@ -59,13 +59,16 @@ def check_replicas(manifest: Manifest, folder: Path, here: Logical) -> None:
 
 
 def _check_groups(mine: tuple[Group, ...], theirs: tuple[Group, ...], folder: Path) -> None:
+    """A group will get options that only the checkpoint has: an optimizer's first step, which may count its
+    steps there, or a scheduler has added them.
+    """
     if len(mine) != len(theirs):
         raise UserError(
             f"the optimizer has {len(mine)} param groups, the checkpoint {len(theirs)}", where=folder
         )
     for i, (group, saved) in enumerate(zip(mine, theirs, strict=True)):
         _check_names(f" in param group {i}", group.parameters, saved.parameters, folder)
-        _check_names(f" among the options of param group {i}", group.options, saved.options, folder)
+        _check_missing(f" among the options of param group {i}", group.options, saved.options, folder)
 
 
 def _check_states(manifest: Manifest, folder: Path, here: Logical) -> None:
@@ -100,11 +103,14 @@ def _keys(names: list[str]) -> dict[str, list[str]]:
 
 
 def _check_names(place: str, mine: Collection[str], theirs: Collection[str], folder: Path) -> None:
-    missing, unknown = sorted(set(mine) - set(theirs)), sorted(set(theirs) - set(mine))
-    if missing:
-        raise UserError(f"'{missing[0]}'{place} is not in the checkpoint", where=folder)
-    if unknown:
+    _check_missing(place, mine, theirs, folder)
+    if unknown := sorted(set(theirs) - set(mine)):
         raise UserError(f"'{unknown[0]}'{place} is only in the checkpoint", where=folder)
+
+
+def _check_missing(place: str, mine: Collection[str], theirs: Collection[str], folder: Path) -> None:
+    if missing := sorted(set(mine) - set(theirs)):
+        raise UserError(f"'{missing[0]}'{place} is not in the checkpoint", where=folder)
 
 
 def _check_same(name: str, mine: Saved, saved: Saved, folder: Path) -> None:

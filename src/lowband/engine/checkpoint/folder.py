@@ -1,6 +1,11 @@
-"""The folder of checkpoints: list them, begin one and finish one. Only rank 0 changes the folder."""
+"""The folder of checkpoints: list them, begin one and finish one. Only rank 0 changes the folder.
+
+[Note: left] A checkpoint of a later step than the one that is saved is of a training that was left: this one
+has loaded an earlier checkpoint, or none. `load_newest` would go back to it, so it gets another name.
+"""
 
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ from lowband.engine.checkpoint.rank_file import naming
 from lowband.engine.transport.meeting import Tick
 
 KEPT = 2  # the newest checkpoints; older ones are removed
+LEFT = ".left"  # behind the name of a checkpoint, see [Note: left]
 _NAME = re.compile(r"step-[0-9]{8}")
 
 
@@ -43,7 +49,8 @@ def finish(
     written: list[tuple[File, dict[str, Saved]]],
     tick: Tick,
 ) -> None:
-    """Make a checkpoint of the files that all ranks have written, and remove those that are too old.
+    """Make a checkpoint of the files that all ranks have written, and remove those that are too old. Those of
+    later steps are renamed, with a line on stderr: see [Note: left].
 
     written: the results of `write_rank_file`, by rank
     """
@@ -61,10 +68,14 @@ def finish(
         _remove(replaced, tick)
         if final.exists():
             final.replace(replaced)
+        for later in (path for path in newest_first(writing.parent) if path.name > final.name):
+            left = later.with_name(later.name + LEFT)
+            _remove(left, tick)
+            later.replace(left)
+            what = f"training went on from an earlier step, and has saved {content.step}; renamed {left.name}"
+            sys.stderr.write(f"lowband: {later}: {what}\n")
         writing.replace(final)
-    # Later steps do not count: training did not resume from them, so they may be damaged.
-    older = [path for path in newest_first(writing.parent) if path.name <= final.name]
-    for path in (replaced, *older[KEPT:]):
+    for path in (replaced, *newest_first(writing.parent)[KEPT:]):
         with suppress(OSError):  # e.g. a file still open on NFS; the new checkpoint is complete anyway
             _remove(path, tick)
 

@@ -254,6 +254,11 @@ def _whole(value: torch.Tensor, writes: bool) -> Piece:
 
 
 def _groups(shards: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> tuple[Group, ...]:
+    for key in optimizer.state:
+        if not isinstance(key, torch.Tensor):
+            raise UserError(
+                f"its state {key!r} is of no parameter", where="optimizer", allowed="states of parameters"
+            )
     names = {id(shard): name for name, shard in shards.items()}
     groups = []
     for group in optimizer.param_groups:

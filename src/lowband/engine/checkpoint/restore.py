@@ -126,7 +126,7 @@ def overwrite(
             replicas.begin()
     for group, saved in zip(optimizer.param_groups, manifest.groups, strict=True):
         for key, value in saved.options.items():
-            group[key] = tuple(value) if isinstance(group[key], tuple) else value
+            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
     _overwrite_states(manifest, values, made, here, optimizer)
     for name in random:
         if _is_of_device(name):

@@ -90,11 +90,10 @@ def save_safetensors(
     name_of: maps a parameter's name in the module to its name in the files; default: the same
 
     Every rank must call it; no rank holds more than a unit. Of a pipeline, a rank of each stage writes its
-    files. A parameter with several names is written under its first. Raises UserError if the folder has a
-    checkpoint already, or if two tensors get one name.
+    files. A parameter with several names is written under its first. Raises UserError, on every rank, if the
+    folder has a checkpoint already, if two tensors get one name, or if a file cannot be written; then those
+    that were are removed.
     """
-    from safetensors.torch import save_file
-
     engine, folder = engine_of(module), Path(folder)
     engine.axis.check_alone("save_safetensors", known=engine.other_ranks)
     is_writer = engine.is_first  # of a stage, in a pipeline
@@ -111,7 +110,7 @@ def save_safetensors(
     stored = Counter(name for of_writer in of_writers for name in of_writer)
     if twice := [name for name, count in stored.items() if count > 1]:
         raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
-    weight_map: dict[str, str] = {}
+    weight_map, failures = dict[str, str](), list[UserError]()
     size, files_of = 0, everyones(len(units) if is_writer else 0)
     files, before = sum(files_of), sum(files_of[: engine.axis.rank])
     i = 0
@@ -125,20 +124,49 @@ def save_safetensors(
             continue
         if i == 0:
             tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / (SINGLE if files == 1 else f"model-{before + i + 1:05d}-of-{files:05d}.safetensors")
-        unfinished = path.with_suffix(".part")
-        save_file(tensors, unfinished, {"format": "pt"})
-        unfinished.replace(path)
-        weight_map |= dict.fromkeys(tensors, path.name)
+        if not failures:  # else it only takes the other units, which every rank must
+            with _noting(failures, path):
+                _save(tensors, path)
+                weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         i += 1
-    written = everyones((size, weight_map))
-    if speaks_for_all() and files > 1:  # written last: without it the folder is no checkpoint
-        whole = {name: file for _, of_writer in written for name, file in of_writer.items()}
-        index = {"metadata": {"total_size": sum(size for size, _ in written)}, "weight_map": whole}
-        write_whole(folder / INDEX, json.dumps(index, indent=2))
-    dist.barrier()
+    written = everyones((size, weight_map, failures))
+    failures = [failure for _, _, of_writer in written for failure in of_writer]
+    if speaks_for_all() and files > 1 and not failures:  # last: without it the folder is no checkpoint
+        whole = {name: file for _, of_writer, _ in written for name, file in of_writer.items()}
+        index = {"metadata": {"total_size": sum(size for size, _, _ in written)}, "weight_map": whole}
+        with _noting(failures, folder / INDEX):
+            write_whole(folder / INDEX, json.dumps(index, indent=2))
+    if failures := [failure for of_rank in everyones(failures) for failure in of_rank]:
+        for name in set(weight_map.values()):
+            (folder / name).unlink(missing_ok=True)
+        raise failures[0]
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a file, which appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    try:
+        save_file(tensors, unfinished, {"format": "pt"})
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _noting(failures: list[UserError], path: Path) -> Iterator[None]:
+    """Take note of an error in writing a file, which is raised later, on every rank."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        failures.append(UserError(f"cannot be written: {cause}", where=path))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ from lowband.engine.collectives.context import ContextExchanges
 from lowband.engine.collectives.states import StateExchanges
 from lowband.engine.parallel.blocks import NAME, Blocks, What
 from lowband.engine.parallel.linear import linear_attention
+from lowband.engine.passes.alike import Alike
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.topology import Topology
@@ -67,6 +68,8 @@ class Context:
             given = {"ways of context": dict(ways), "zigzag": self.layout.zigzag, "states": states}
             check_same(given)
         self._place, self._ranks = axis.place, len(axis.ranks)
+        self._axis, self._is_compared = axis, self._ranks == 1 or is_alone()
+        self._given: torch.Tensor | None = None  # the first that was split
         self._exchanges = ContextExchanges(axis, self.layout)
         travels = self.layout.travels
         self._states = None if travels is None else StateExchanges(self._exchanges, travels)
@@ -115,6 +118,8 @@ class Context:
               index that the loss ignores, of documents -1
         """
         tokens = x.shape[dim]
+        if not self._is_compared and self._given is None and not x.is_floating_point():
+            self._given = x
         if missing := self._padded(tokens) - tokens:
             shape = [*x.shape]
             shape[dim] = missing
@@ -238,11 +243,20 @@ class Context:
         It is `total` divided by the number of tokens that count on all ranks along data, context's among
         them, and times the number of ranks: its average over them is the mean, and so are gradients that
         `lowband.shard` averages.
+        The first call raises UserError, on every rank along context, if these have split different tokens.
         """
+        self._compare(counted.device)
         count = counted.sum().to(torch.float64).view(1)
         if self._all.ranks > 1:
             count = self._all.gathered(count, TOKENS_COUNT, 0, "loss").sum()
         return total * (self._all.ranks / count.clamp(min=1)).to(total.dtype).squeeze()
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _compare(self, device: torch.device) -> None:
+        """In the first loss: whether ranks have taken their tokens from the same sequences (passes.alike)."""
+        if not self._is_compared:
+            self._is_compared, given, self._given = True, self._given, None
+            Alike(Along(self._axis), device).check_inputs(given)
 
 
 class _Swapped(torch.autograd.Function):

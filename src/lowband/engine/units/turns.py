@@ -2,11 +2,15 @@
 
 The next unit's are read, and those of the one before written, while one is updated: gradients are in host
 memory. The last write runs on behind the next forward, whose weights were rounded and kept before it.
+
+[Note: options] Some optimizers count their steps in the param groups. Each unit is stepped with the options
+of before the step, and what became of them is kept once, at its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -18,8 +22,7 @@ def step_in_turns(
     optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[OnDisk, Sequence[nn.Parameter]]
 ) -> None:
     """Step the shards of each, and what else the optimizer has, by the class's step."""
-    groups = optimizer.param_groups
-    before = [dict(group) for group in groups]
+    groups, options = optimizer.param_groups, dict[int, dict[str, Any]]()  # by place of the group, after it
     moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
     apart = {id(p) for mine in shards_of.values() for p in mine}
     others = [p for group in groups for p in group["params"] if id(p) not in apart]
@@ -30,36 +33,41 @@ def step_in_turns(
         for disk, _ in units[:1]:
             disk.start_read()
         if others:
-            _step_some(optimizer, before, groups, others, step)
+            options |= _step_some(optimizer, groups, others, step)
         for place, (disk, shards) in enumerate(units):
             disk.wait()
             for following, _ in units[place + 1 : place + 2]:
                 following.start_read()
-            _step_some(optimizer, before, groups, shards, step)
+            options |= _step_some(optimizer, groups, shards, step)
             disk.start_write(optimizer, shards)
     finally:
         optimizer.param_groups = groups
+    for place, changed in options.items():
+        groups[place].update(changed)
 
 
 def _step_some(
     optimizer: Optimizer,
-    before: Sequence[dict[str, Any]],
-    groups: Sequence[dict[str, Any]],
+    groups: list[dict[str, Any]],
     some: Sequence[nn.Parameter],
     step: Callable[[Optimizer], Any],
-) -> None:
-    """A step that sees only some parameters.
-
-    before, groups: the optimizer's, as they were before the step, and as they are to be after it. Those of
-                    some classes count steps, and must not count one for each unit
-    """
+) -> dict[int, dict[str, Any]]:
+    """A step that sees only some parameters. Returns the options of their groups, by place, after it."""
     wanted = {id(parameter) for parameter in some}
-    parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in before]
+    parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in groups]
     optimizer.param_groups = [part for part in parts if part["params"]]
     step(optimizer)
-    for part, group in zip(parts, groups, strict=True):
-        if part["params"]:
-            group |= {**part, "params": group["params"]}
+    if shared := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
+        raise UserError(
+            f"its state {shared[0]!r} is of no parameter, and changes with each unit",
+            where=f"{type(optimizer).__name__} of states on disk",
+            allowed="states of parameters",
+        )
+    return {
+        place: {key: value for key, value in part.items() if key != "params"}
+        for place, part in enumerate(parts)
+        if part["params"]
+    }
 
 
 def refuse_states(optimizer: Optimizer) -> None:
