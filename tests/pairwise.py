@@ -32,7 +32,9 @@ def covering(cases: Sequence[Case], size: int = 2) -> set[Case]:
     chosen: set[Case] = set()
     missing, new = (reduce(or_, sets.values(), 0) for sets in (wanted, held))
     while missing:
-        best = max(wanted, key=lambda case: ((wanted[case] & missing).bit_count(), (held[case] & new).bit_count()))
+        best = max(
+            wanted, key=lambda case: ((wanted[case] & missing).bit_count(), (held[case] & new).bit_count())
+        )
         chosen.add(best)
         missing &= ~wanted[best]
         new &= ~held[best]

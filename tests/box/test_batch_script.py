@@ -36,5 +36,7 @@ def test_the_batch_script_trains_and_resumes(
     done = lowband("box", "run", "--cluster", "small-box", "--", *twice, cwd=tree, timeout=1200)
     out = {path.stem: path.read_text() for path in tree.glob("[12]0.txt")}
     assert done.returncode == 0, done.stdout + done.stderr + "\n".join(out.values())
-    trained = {steps: [int(step) for step in re.findall(r"step (\d+): loss", text)] for steps, text in out.items()}
+    trained = {
+        steps: [int(step) for step in re.findall(r"step (\d+): loss", text)] for steps, text in out.items()
+    }
     assert trained == {"10": [5, 10], "20": [15, 20]}
