@@ -139,12 +139,12 @@ class Hooks:
             register_multi_grad_hook(tensors, over, mode="all")
 
     @torch._disable_dynamo
-    def _end_forward(self, owner: nn.Module, *_: object) -> None:
+    def _end_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
         """After every forward, also after one that ended with an exception."""
         self._saved.leave(owner)
-        self._inputs.give_back(owner)
         if self._running and self._running[-1] is owner:
             self._running.pop()
+        return self._inputs.give_back(owner, output)
 
     @torch._disable_dynamo
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
