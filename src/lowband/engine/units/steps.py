@@ -3,10 +3,11 @@
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -81,6 +82,11 @@ def _before_step(
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
+        if optimizer not in _stepping:
+            _prepare(optimizer)
+            _unwatched.add(optimizer)
+            for watcher in _watchers(by_unit):
+                watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
     check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
     if not any(map(callable, (*args[1:], *kwargs.values()))):
@@ -117,11 +123,28 @@ def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
     """Count the step for every unit in it. See units.changes, [Note: versions]."""
-    for changes in _by_unit(optimizer):
+    by_unit = _by_unit(optimizer)
+    for changes in by_unit:
         changes.count_step()
+    if optimizer in _unwatched:
+        _unwatched.discard(optimizer)
+        for watcher, shards in _watchers(by_unit).items():
+            watcher.after_step(shards)
 
 
 _stepping: list[Optimizer] = []  # those whose steps run, outermost first
+# Those whose steps run, but not as `_step_on_shards` has made them: the step was looked up before, or the
+# optimizer has got the shards by an assignment to its groups.
+_unwatched: WeakSet[Optimizer] = WeakSet()
+
+
+def _watchers(by_unit: Mapping[Changes, list[nn.Parameter]]) -> dict[Watcher, list[nn.Parameter]]:
+    """The shards by who watches them."""
+    found: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in by_unit.items():
+        if changes.watcher is not None and shards:
+            found.setdefault(changes.watcher, []).extend(shards)
+    return found
 
 
 @contextmanager
@@ -130,11 +153,8 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
     shards, as a subclass or an optimizer around another makes, only once.
     """
     around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
-    watched: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in _by_unit(optimizer).items():
-        mine = [shard for shard in shards if shard not in around]
-        if changes.watcher is not None and mine:
-            watched.setdefault(changes.watcher, []).extend(mine)
+    by_unit = _by_unit(optimizer).items()
+    watched = _watchers({changes: [s for s in shards if s not in around] for changes, shards in by_unit})
     for watcher in watched:
         watcher.before_step()
     _stepping.append(optimizer)
@@ -163,12 +183,17 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
             )
     if any(changes_of(parameter) is not None for parameter in optimizer.param_groups[-1]["params"]):
         check_class(optimizer)
-        if is_known(optimizer):
-            setattr(optimizer, _BY_ELEMENT, True)
-        if any(changes.disk is not None for changes in _by_unit(optimizer)):
-            setattr(optimizer, _ON_DISK, True)
-            refuse_states(optimizer)
-        _step_on_shards(type(optimizer))
+        _prepare(optimizer)
+
+
+def _prepare(optimizer: Optimizer) -> None:
+    """Have its steps, from the next one on, know that it has shards."""
+    if is_known(optimizer):
+        setattr(optimizer, _BY_ELEMENT, True)
+    if not hasattr(optimizer, _ON_DISK) and any(c.disk is not None for c in _by_unit(optimizer)):
+        setattr(optimizer, _ON_DISK, True)
+        refuse_states(optimizer)
+    _step_on_shards(type(optimizer))
 
 
 @torch._disable_dynamo
