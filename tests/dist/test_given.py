@@ -221,6 +221,17 @@ def test_callers_find_the_same_as_in_plain_torch() -> None:
     assert sharded == plain
 
 
+def breadth_first() -> list[list[Any]]:
+    model = lowband.shard(Twice(appends), "zero3", lowband.Topology({}), Calling)
+    sides: list[list[Any]] = [[torch.zeros(1)], [torch.zeros(1)]]
+    lowband.accumulate(model, sides, lambda mine: model(mine)[0].float().mean())
+    return [mine[1:] for mine in sides]
+
+
+def test_breadth_first_a_list_that_units_hand_on_is_one() -> None:
+    assert on_ranks(1, breadth_first)[0] == [[1, 2], [1, 2]]
+
+
 def test_a_shape_that_cannot_be_given_back_is_refused_in_one_line() -> None:
     def said() -> str:
         model = lowband.shard(Calling(unsqueezes), "zero3", lowband.Topology({}), Calling)

@@ -9,14 +9,14 @@ what it returns has the caller's containers.
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from itertools import count
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from lowband.engine.passes.nested import inside
 from lowband.errors import UserError
 
 
@@ -72,7 +72,7 @@ class _Copied(NamedTuple):
     structure: TreeSpec
 
     def give_back(self, own: Mapping[int, Any]) -> None:
-        values, structure = _opened(self.copy)
+        values, structure = inside(self.copy)
         if structure == self.structure and all(map(is_, values, self.values)):
             return
         given, now = self.given, tree_unflatten([_with_own(value, own) for value in values], structure)
@@ -111,7 +111,7 @@ class _Given:
             if copy is not value:
                 self._casts.append(_Cast.of(value, copy))
             return copy
-        values, structure = _opened(value)
+        values, structure = inside(value)
         if structure.is_leaf():
             return value
         got = [self.cast(inner) for inner in values]
@@ -170,17 +170,11 @@ class Inputs:
         return stack
 
 
-def _opened(value: Any) -> tuple[list[Any], TreeSpec]:
-    """What is in a container, one level deep; it may be in itself."""
-    calls = count()
-    return tree_flatten(value, is_leaf=lambda _: next(calls) > 0)
-
-
 def _with_own(value: Any, own: Mapping[int, Any]) -> Any:
     """A value with the caller's own in place of copies, by their ids."""
     if id(value) in own:
         return own[id(value)]
-    values, structure = _opened(value)
+    values, structure = inside(value)
     if structure.is_leaf():
         return value
     now = [_with_own(inner, own) for inner in values]
