@@ -161,7 +161,7 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        _stepping.pop()
+        _stepping.remove(optimizer)  # not the last one: other threads step, too
     for watcher, mine in watched.items():
         watcher.after_step(mine)
 
