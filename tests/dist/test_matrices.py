@@ -260,6 +260,35 @@ def test_values_that_changed_places_reach_the_owner() -> None:
     check_close(on_ranks(1, train, "zero3", swap_in_between)[0][0], expected)
 
 
+def stepped_beside() -> list[str]:
+    """Steps that would leave out matrices' gradients: outside of the context, and with a closure in it."""
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    matrices, said = lowband.Matrices(model), []
+    optimizers = muon(matrices.parameters()), torch.optim.LBFGS(matrices.parameters())
+
+    def closure() -> float:
+        loss = model(tokens_of(0))
+        loss.backward()
+        return float(loss)
+
+    for optimizer, given, context in zip(
+        optimizers, ((), (closure,)), (nullcontext(), matrices), strict=True
+    ):
+        closure()
+        with pytest.raises(UserError) as error, context:
+            optimizer.step(*given)
+        said.append(str(error.value))
+    return said
+
+
+def test_gradients_that_have_not_come_to_the_matrices_are_not_left_out() -> None:
+    assert on_ranks(2, stepped_beside)[0] == [
+        f"{kind}: the gradient of 'blocks.0.up.weight' has not come to its matrix "
+        "(allowed: optimizer.step() in `with matrices`, behind the backward)"
+        for kind in ("Muon", "LBFGS")
+    ]
+
+
 def misused(how: str) -> str:
     model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
     try:

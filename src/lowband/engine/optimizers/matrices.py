@@ -53,12 +53,13 @@ class Matrices:
     over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the
             shards updates all of them again, and sends nothing to the others. "world": each is updated once
 
-    Every rank must make one, and enter it before each step. Entering takes the gradients away from the
-    shards; `zero_grad()` of an optimizer that has some of the matrices discards those of all of them. Owners
-    keep fp32 values and, inside, gradients of their matrices. An optimizer's state belongs to its rank: save
-    `muon.state_dict()` on each, and load it on as many ranks under the same scheme. If the step inside
-    raises, the shards keep their values and lose their gradients. Raises UserError if nothing is selected,
-    what another one updates, or for a level inside the optimizer's.
+    Every rank must make one, and enter it before each step: a step outside is refused, and one whose closure
+    makes gradients. Entering takes the gradients away from the shards; `zero_grad()` of an optimizer that has
+    some of the matrices discards those of all of them. Owners keep fp32 values and, inside, gradients of
+    their matrices. An optimizer's state belongs to its rank: save `muon.state_dict()` on each, and load it
+    on as many ranks under the same scheme. If the step inside raises, the shards keep their values and lose
+    their gradients. Raises UserError if nothing is selected, what another one updates, or for a level inside
+    the optimizer's.
     """
 
     def __init__(

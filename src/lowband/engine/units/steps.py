@@ -88,13 +88,35 @@ def _before_step(
             for watcher in _watchers(by_unit):
                 watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
-    check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
+    check = partial(_check_gradients, shards, _updated(optimizer), type(optimizer).__name__)
     if not any(map(callable, (*args[1:], *kwargs.values()))):
         check()
         return None
     return (args[0], *(_then(each, check) for each in args[1:])), {
         name: _then(each, check) for name, each in kwargs.items()
     }
+
+
+def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parameter], where: str) -> None:
+    """Before a step: its gradients have come.
+
+    updated: those whose gradients a lowband.Matrices brings to whole matrices that are stepped
+    """
+    check_reduced(shards, where, "this step")
+    with torch._C.DisableTorchFunctionSubclass():  # quicker
+        left = next((shard for shard in updated if shard.grad is not None), None)
+    if left is not None:
+        raise UserError(
+            f"the gradient of '{left.shard_of.name}' has not come to its matrix",  # type: ignore[attr-defined]
+            where=where,
+            allowed="optimizer.step() in `with matrices`, behind the backward",
+        )
+
+
+def _updated(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The shards that get what becomes of the optimizer's whole matrices, and others of these Matrices."""
+    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return list({shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())})
 
 
 def _then(value: Any, check: Callable[[], None]) -> Any:
@@ -201,9 +223,9 @@ def _prepare(optimizer: Optimizer) -> None:
 def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
     """Discard also the gradients that wait under `no_sync`, or for lowband.Matrices."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    behind = {shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())}
-    discard([*own, *behind])
-    for shard in behind:
+    updated = _updated(optimizer)
+    discard([*own, *updated])
+    for shard in updated:
         shard.grad = None
     _zero_grad(optimizer, set_to_none)
 
