@@ -62,7 +62,7 @@ from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.stage_messages import exchange_s
+from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -136,7 +136,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
-    add("pipeline_exchange", micro_batches * (exchange := exchange_s(job, other)))
+    exchange = exchange_s(job, other)
+    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
