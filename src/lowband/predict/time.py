@@ -120,7 +120,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
     along = waits(job, other, w, overlap)
-    routes = route_waits(job, place, other)
+    routes = route_waits(job, place, other, w.experts)
     waited = along.forward + routes.forward, along.backward + routes.backward
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
