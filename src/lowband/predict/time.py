@@ -133,7 +133,9 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    # Of rows of the embedding, whose vocabulary is cut, and of the gradient of the head's input.
+    ends = place.heads * (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, other)
+    add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     exchange = exchange_s(job, other)
@@ -280,9 +282,8 @@ def _lane(
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:
-    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks, as a flat ring."""
-    if (ranks := job.axes.tensor) == 1:
+    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks."""
+    if job.axes.tensor == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
-    return network.ring_s(hops, sent, rounds=2)
+    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * job.model.hidden)
