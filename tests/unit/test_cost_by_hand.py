@@ -229,7 +229,7 @@ def test_micro_batches_in_flight(changes: dict[str, object], in_flight: float) -
 
 def test_a_pipelines_exchange_and_the_hosts_time() -> None:
     """Activations of 64 tokens x 32 values in 16 bits, over the node's link, both ways, twice a rank; and 2
-    passes of 100 us for each of 2 blocks and 6 micro-batches. Once a step the tied head's gradient, in fp32."""
+    passes of 100 us for each of 2 blocks and 6 micro-batches. Once a step a tied head's gradient."""
     stack = Stack.model_validate(
         {"name": "s", "description": "d", "collective_us": fact(30), "unit_us": fact(100)}
     )
