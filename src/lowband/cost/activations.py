@@ -155,16 +155,18 @@ def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> fl
                 each further hop and at its expert two places
     merged      of a hop a place of each pair and row; at the end 2h of a row, and of a pair a weight and four
                 places
+    in parts    of a pair a place more
     """
     pairs, experts, half_row = model.top_k, model.experts or 1, HALF * model.hidden
+    in_turns = int(axes.route_parts > 1)
     hops = [hop.count for hop in levels.hops(SELF, WORLD)[::-1]]
     if axes.route != "merged" or not hops:
         of_hops = min(len(hops), 1) if axes.route == "flat" else len(hops)
         arrived = load * of_hops * 2 * PLACE + (load * half_row if hops else 0)
-        return pairs * (half_row + WEIGHT + 3 * PLACE + arrived)
+        return pairs * (half_row + WEIGHT + (3 + in_turns) * PLACE + arrived)
     total, groups, rows = 0.0, 1, 0.0
     for i, count in enumerate(hops):
         groups *= count
         rows = groups * float(hit(experts, pairs, groups))
         total += (load if i else 1) * PLACE * (pairs + rows)
-    return total + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))
+    return total + pairs * in_turns * PLACE + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))

@@ -66,7 +66,7 @@ from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.footprint import kept
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.stage_messages import exchange_s
+from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits, way
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -124,7 +124,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
     along = waits(job, other, w, overlap)
-    routes = route_waits(job, place, other)
+    routes = route_waits(job, place, other, w.experts)
     stash_s, fetch_s = _copies_s(job, case)
     waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
@@ -138,12 +138,15 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    # Of rows of the embedding, whose vocabulary is cut, and of the gradient of the head's input.
+    ends = place.heads * (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, other)
+    add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     add("stash", micro_batches * blocks * stash_s)
     add("fetch", micro_batches * blocks * fetch_s)
-    add("pipeline_exchange", micro_batches * (exchange := exchange_s(job, other)))
+    exchange = exchange_s(job, other)
+    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
@@ -294,9 +297,8 @@ def _lane(
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:
-    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks, as a flat ring."""
-    if (ranks := job.axes.tensor) == 1:
+    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks."""
+    if job.axes.tensor == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
-    return network.ring_s(hops, sent, rounds=2)
+    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * job.model.hidden)

@@ -16,7 +16,7 @@ from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Axes, Ways
+from lowband.spec.axes import ONLY_DATA, Axes, Ways, check_parts
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
@@ -100,6 +100,7 @@ class Workload:
             self.scheme.check(levels)
             check_context(self.axes, self.scheme, levels)
             self.axes.check_experts(self.model, self.scheme)
+            check_parts(self.axes.route_parts, self.scheme, self.levels_alike.world)
             self.scheme.check(self.levels_alike)
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"

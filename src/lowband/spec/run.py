@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.axes import AXES
+from lowband.spec.axes import AXES, check_parts
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import Levels, Mesh
@@ -159,6 +159,7 @@ class RunSpec(RunOptions):
         self.check_experts(self.model, self.scheme)
         if self.expert == 1:
             return
+        check_parts(self.route_parts, self.scheme, self.levels_alike.world)
         if self.device == "fake":
             what = "tokens choose their experts, and one rank is counted for all"
             raise UserError(what, where=f"device fake, expert {self.expert}", allowed="expert 1")
