@@ -62,7 +62,7 @@ WAYS = ["heads", "gather", "ring", *(
 def brute_force(
     pipelines: tuple[int, ...] = (1, 2, 4),
     along: tuple[int, ...] = (1,),
-    recomputes: Sequence[Recompute] = ("none", "op", "full"),
+    recomputes: Sequence[Recompute] = ("none", "op", "full", "host"),
     micro_batches: tuple[int, ...] = (1, 2),
 ) -> dict[tuple[object, ...], tuple[float, float]]:
     """Seconds and bytes, by knobs, of every point that `predict` takes."""

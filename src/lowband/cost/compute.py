@@ -230,6 +230,7 @@ def work(
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels + adapters
     again: dict[str, Num] = {
         "none": 0.0,
+        "host": 0.0,
         "selective": softmax * (core + scores) if attention == "plain" else 0.0,
         "op": products / 2 + rest,
         "full": forward,

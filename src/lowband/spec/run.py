@@ -174,6 +174,14 @@ class RunSpec(RunOptions):
         if self.fused_adamw and (self.scheme.sync is not None or self.scheme.optim_tier != DEVICE):
             what = f"scheme '{self.scheme.name}': replicas that meet seldom, or states off the device"
             raise UserError(what, where="fused_adamw", allowed="schemes without both")
+        if self.recompute == "host" and (
+            self.compile or self.model.experts is not None or self.model.linear_layers
+        ):
+            raise UserError(
+                "bytes that compiled blocks, experts or linear layers keep are not known",
+                where="recompute host",
+                allowed="softmax layers that are not compiled",
+            )
         if self.loss_chunks > self.micro_batch * self.seq_len:
             tokens = self.micro_batch * self.seq_len
             raise UserError(
@@ -187,7 +195,8 @@ class RunSpec(RunOptions):
         passes through the host."""
         passed: dict[Tier, tuple[TierName, ...]] = {DEVICE: (), HOST: (HOST,), DISK: (HOST, DISK)}
         if all(level.link is not None for level in self.machine.levels):
-            for tier in passed[self.scheme.optim_tier]:
+            keeps: tuple[TierName, ...] = (HOST,) if self.recompute == "host" else ()
+            for tier in (*passed[self.scheme.optim_tier], *keeps):
                 self.machine.tier(tier)
 
     @property

@@ -39,6 +39,7 @@ from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -56,9 +57,10 @@ class Hooks:
         options: Options,
         device: torch.device,
         ledger: Ledger,
+        meter: MemoryMeter,
     ) -> None:
         """unit_of: see SavedLeaves"""
-        on_host = KeptOnHost(ledger) if options.activations == HOST else None
+        on_host = KeptOnHost(ledger, meter) if options.activations == HOST else None
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
         self._inputs, self._device = Inputs(options.compute_dtype), device
