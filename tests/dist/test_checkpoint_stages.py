@@ -13,13 +13,13 @@ from test_run_stages import MODEL, TIED, run
 
 import lowband
 from lowband.engine.checkpoint.manifest import Manifest
-from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
+from tests.refused import refusal
 
 STEPS, BATCHES, CLIP = 2, 4, 0.1
 Axes = dict[str, int]
@@ -182,9 +182,7 @@ def differing(folder: Path) -> str:
     model, _, topology, _ = made({"pipeline": 2}, "1f1b")
     rate = 1e-2 if topology.along("pipeline").place else 1e-3
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with pytest.raises(UserError) as error:
-        lowband.Checkpointer(folder).save(1, model, optimizer)
-    return str(error.value)
+    return refusal(lambda: lowband.Checkpointer(folder).save(1, model, optimizer))
 
 
 def test_stages_that_differ_are_refused(tmp_path: Path) -> None:

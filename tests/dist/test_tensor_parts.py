@@ -8,9 +8,9 @@ from torch import nn
 
 import lowband
 from lowband.engine.api import engine_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.tensor import Column, Plan, Row, Tokens
+from tests.refused import refusal
 
 PLAN: Plan = {"*norm": Tokens(), "*up": Column(), "*down": Row()}
 CLIP = 0.1
@@ -97,12 +97,8 @@ def _refused() -> list[str]:
         nn.Sequential(lowband.parallelize(parts()[0], PLAN, topology), nn.Linear(8, 8)),
         nn.Sequential(one, two),
     ):
-        with pytest.raises(UserError) as error:
-            lowband.shard(module, "zero3", topology, Part)
-        texts.append(str(error.value))
-    with pytest.raises(UserError) as error:
-        lowband.parallelize(nn.Sequential(one), {"0.up": Column()}, topology)
-    return [*texts, str(error.value)]
+        texts.append(refusal(lowband.shard, module, "zero3", topology, Part))
+    return [*texts, refusal(lambda: lowband.parallelize(nn.Sequential(one), {"0.up": Column()}, topology))]
 
 
 def test_what_cannot_be_known_of_parts_is_refused() -> None:

@@ -14,8 +14,8 @@ from torch_cut import CLIP, Layer, alone, batch, cut, loss_of, net, tensor_mesh,
 
 import lowband
 from lowband.engine.api import engine_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.refused import refusal
 
 WIDE = pytest.mark.wide
 
@@ -177,9 +177,7 @@ def refused() -> list[str]:
     mesh, texts = tensor_mesh(topology), []
 
     def say(make, topology: lowband.Topology = topology) -> None:
-        with pytest.raises(UserError) as error:
-            make(topology)
-        texts.append(str(error.value))
+        texts.append(refusal(make, topology))
 
     def shard(module: nn.Module, topology: lowband.Topology) -> None:
         lowband.shard(module, "zero3", topology, Layer, compute_dtype=torch.float32)
