@@ -34,6 +34,7 @@ CASES: list[Case] = [
     (1, MIXED, {}, {}, "ddp", "depth", "none"),
     (2, MIXED, {}, {}, "zero3", "depth", "full"),  # experts as other parameters
     (2, SWITCH, {}, {"expert": 2, "route": "flat"}, "zero1", "depth", "none"),
+    (2, MIXED, {}, {"expert": 2, "route_parts": 3}, "zero3", "depth", "full"),
     (4, MIXED, TWO, {"expert": 4}, "hier3-exact", "depth", "full"),
     (4, MIXED, {"node": 2}, {"expert": 2, "route": "hops"}, "zero3", "breadth", "none"),
     (4, MIXED, {}, {"expert": 2, "tensor": 2, "sequence_parallel": True}, "zero2", "depth", "full"),
@@ -43,6 +44,8 @@ CASES: list[Case] = [
     (8, SKEWED, TWO, {"expert": 8, "copies": 4, "route": "hops"}, "hpz", "breadth", "none"),
     (8, MIXED, TWO, {"expert": 8, "route": "hops"}, "zero3", "breadth", "full"),
     (8, MIXED, TWO, {"expert": 4}, "hpz", "depth", "none"),
+    (8, MIXED, TWO, {"expert": 8, "route": "hops", "route_parts": 2}, "hpz", "breadth", "none"),
+    (8, SWITCH, TWO, {"expert": 4, "tensor": 2, "route": "flat", "route_parts": 2}, "ddp", "depth", "none"),
     (8, SWITCH, TWO, {"expert": 2, "tensor": 2, "context": 2}, "hier3-exact", "depth", "none"),
 ]
 
@@ -107,6 +110,12 @@ REFUSED = [
     ({"route": "twice"}, "route"),
     ({"model": RUN, "copies": 1}, "copies 1 of 4 experts of model 'gpt-200k' (allowed: 0; with expert 2"),
     ({"model": RUN, "expert": 2, "copies": 5}, "copies 5 of 4 experts"),
+    ({"model": RUN, "route_parts": 2}, "route_parts 2 beside expert 1 (allowed: 1; with expert 2 or more"),
+    ({"model": RUN, "expert": 2, "route_parts": 2, "copies": 1}, "route_parts 2 beside copies 1"),
+    (
+        {"model": RUN, "expert": 2, "route_parts": 2, "scheme": Config(ROOT).scheme("zero3")},
+        "experts: route_parts 2 under scheme 'zero3', whose weights each part would gather (allowed: 1, w",
+    ),
 ]
 
 
@@ -142,7 +151,14 @@ def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_
     for name, axes in {
         "data": {"ranks": 2, "micro_batch": 4},
         "flat": {"ranks": 4, "micro_batch": 2, "expert": 4, "route": "flat"},
-        "merged": {"ranks": 4, "micro_batch": 1, "accumulation": 2, "expert": 4, "recompute": "full"},
+        "merged": {
+            "ranks": 4,
+            "micro_batch": 1,
+            "accumulation": 2,
+            "expert": 4,
+            "recompute": "full",
+            "route_parts": 2,
+        },
         "copies": {"ranks": 4, "micro_batch": 2, "expert": 4, "copies": 1, "model": UNBALANCED},
         "stages": {
             "ranks": 4,

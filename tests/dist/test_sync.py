@@ -95,6 +95,36 @@ class Around(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
+class Adopting(torch.optim.SGD):
+    """Made before lowband.shard, and given the shards by an assignment."""
+
+
+def counted_late() -> list[list[int]]:
+    """Steps since the last exchange, after each, of optimizers made before; a scheduler keeps the step of
+    one as it was then."""
+    found = []
+    for is_scheduled in (False, True):
+        module = nn.Linear(4, 4)
+        optimizer = (torch.optim.Adadelta if is_scheduled else Adopting)(module.parameters(), lr=0.1)
+        if is_scheduled:
+            torch.optim.lr_scheduler.LambdaLR(optimizer, float)
+        scheme = Scheme(name="a", **HIER3, sync=Sync(beyond="node", every=3))
+        model = lowband.shard(module, scheme, lowband.Topology(INNER[2]), nn.Linear, torch.float32)
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        since = []
+        for _ in range(4):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            since.append(engine_of(model).replicas.steps)
+        found.append(since)
+    return found
+
+
+def test_steps_of_optimizers_that_got_their_shards_late_are_counted() -> None:
+    assert on_ranks(2, counted_late)[0] == [[1, 2, 0, 1]] * 2
+
+
 def steps_counted() -> list[tuple[list[int], int]]:
     """Those since the last exchange, after each, and all that jobs which are replicas of others have seen."""
     found, topology = [], lowband.Topology(INNER[2])

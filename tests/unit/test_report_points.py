@@ -43,8 +43,9 @@ BASE = _FIRST.model_copy(
 def base_of(option: str) -> RunSpec:
     """BASE; in stages where the option is of them, with experts where it is of these."""
     in_stages = {"pipeline": 2, "model": BASE.model.model_copy(update={"layers": 4})}
-    mixed = {"expert": 2, "model": BASE.model.model_copy(update={"experts": 4})}
-    of_experts = mixed if option in ("expert", "route", "copies") else {}
+    expert = 16 if option == "route_parts" else 2  # none of which zero3 divides
+    mixed = {"expert": expert, "model": BASE.model.model_copy(update={"experts": 2 * expert})}
+    of_experts = mixed if option in ("expert", "route", "route_parts", "copies") else {}
     return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else of_experts)
 
 

@@ -53,6 +53,7 @@ def many_lengths(options: argparse.Namespace, machine: "Machine", stack: "Stack"
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
     beside = given(options, *others)
     beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
+    beside += ["--recompute host"] * ("host" in (options.recompute or ()))
     beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
     if beside:
         raise UserError(f"--lengths is without {beside[0]}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
-RECOMPUTE = ["none", "selective", "op", "full"]
+RECOMPUTE = ["none", "selective", "op", "full", "host"]
 
 
 def add(commands: Any) -> None:
@@ -209,7 +209,7 @@ def _check_used(options: argparse.Namespace) -> None:
         ("--copies", any(options.copies or []), max(options.ep) > 1, "with --ep 2 or more"),
         (
             "--recompute-layers", options.recompute_layers is not None, options.recompute != ["none"],
-            "with --recompute selective, op or full",
+            "with --recompute selective, op, full or host",
         ),
     ):  # fmt: skip
         if is_given and not is_used:

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lowband.errors import UserError
+from lowband.spec.mesh import SELF
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
@@ -59,6 +60,11 @@ class Axes(Younger):
     route: Route = Field(
         default="merged",
         description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
+    )
+    route_parts: PositiveInt = Field(
+        default=1,
+        description="parts of a rank's tokens that take turns: while one is on its way to experts or back, "
+        "another is computed",
     )
     copies: NonNegativeInt = Field(
         default=0,
@@ -119,6 +125,10 @@ class Axes(Younger):
         if self.copies > (experts or 0) or (self.copies and self.expert == 1):
             what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
             raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
+        if self.route_parts > 1 and (self.copies or self.expert == 1):
+            beside = f"copies {self.copies}" if self.copies else "expert 1"
+            what = f"route_parts {self.route_parts} beside {beside}"
+            raise UserError(what, where=where, allowed="1; with expert 2 or more and copies 0 any number")
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:
@@ -138,6 +148,18 @@ class Axes(Younger):
 
 
 AXES: Final = Axes.model_fields
+
+
+def check_parts(parts: int, scheme: Scheme, alike: int) -> None:
+    """Raises UserError where each part of a rank's tokens would gather the experts anew.
+
+    parts: Axes.route_parts; alike: ranks with the same experts
+    """
+    if parts > 1 and alike > 1 and scheme.weights != SELF:
+        what = f"route_parts {parts} under scheme '{scheme.name}', whose weights each part would gather"
+        raise UserError(
+            what, where="experts", allowed=f"1, weights: {SELF}, or expert = the ranks along data"
+        )
 
 
 class InStages(Axes):
