@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import SIZES, fact, machine
 
 from lowband.cost.activations import kept_bytes_per_token
 from lowband.cost.bytes import sent_bytes
@@ -26,10 +27,8 @@ from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
-from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
@@ -38,25 +37,7 @@ MODEL = ModelSpec(
     shared_experts=1, source="none",
 )  # fmt: skip
 RUN = CONFIG.runs(["context"])[0]
-SIZES = {"package": 2, "node": 4}
 ROUTES = ["flat", "hops", "merged"]
-
-
-def fact(value: float) -> Fact:
-    return Fact(value=value, source="test")
-
-
-def machine(latency_us: float = 0.0, rate: float = 1.0, **device: Any) -> Machine:
-    """Links of 4, 2 and 1 times a rate, in 10^9 bytes per second."""
-    levels = [
-        Level(
-            name=name, size=SIZES.get(name),
-            link=Link(gigabytes_per_s=factor * rate, latency_us=fact(latency_us), source="test"),
-        )
-        for name, factor in (("package", 4), ("node", 2), ("world", 1))
-    ]  # fmt: skip
-    made = Device(name="device", peak_tflops={"bf16": 1.0, "fp32": 1.0}, source="test", **device)
-    return Machine(name="made", description="test", device=made, levels=tuple(levels))
 
 
 def job(expert: int = 8, route: str = "merged", scheme: str = "ddp", **changes: Any) -> Workload:

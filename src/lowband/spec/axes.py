@@ -1,11 +1,11 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -14,7 +14,7 @@ from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stages import blocks_of
 from lowband.spec.step import Route, Schedule, StatesOption
-from lowband.spec.yaml_model import Strict
+from lowband.spec.yaml_model import Younger
 
 # expert: ranks that have different experts; alike: those that have the same ones.
 AxisName = Literal["tensor", "context", "expert", "alike", "data", "pipeline"]
@@ -28,7 +28,7 @@ SHORT_ALL: Final = SHORT | {
 }  # fmt: skip
 
 
-class Axes(Strict):
+class Axes(Younger):
     """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
 
     From the inside: tensor, whose ranks exchange most, then data, then pipeline. Context divides the data
@@ -76,14 +76,9 @@ class Axes(Strict):
         default=False, description="ranks along tensor divide the tokens between their products, too"
     )
 
-    younger: ClassVar[tuple[str, ...]] = ()  # of a subclass: more keys that are left out at their default
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without defaults, so that the checksums of what has none of them stay."""
-        values: dict[str, Any] = handler(self)
-        fields, left_out = type(self).model_fields, (*AXES, *self.younger)
-        return {k: v for k, v in values.items() if k not in left_out or getattr(self, k) != fields[k].default}
+    @classmethod
+    def left_out(cls) -> Collection[str]:
+        return (*AXES, *cls.younger)
 
     @classmethod
     def of(cls, options: "Axes") -> "Axes":
