@@ -33,20 +33,25 @@ from lowband.spec.machine import Machine
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.scheme import Scheme
 
+OF_TIERS = "stash", "host_update", "fetch"  # items that depend on where the optimizer's states are
+
 
 @dataclass
 class Search:
-    """bases: jobs that differ in all but placement and wires, with their micro-batches as arrays.
+    """What `run` has been told to go through so far.
 
+    bases:  jobs that differ in all but placement and wires, with their micro-batches as arrays; least: of
+            each the least seconds of a step
     found:  what was predicted; tried: how many there are
     limits: by placement and lossy wires, the most seconds of what is chosen there; last_row: of the last of
             the placements that are shown; exact_best: of the fastest without lossy wires
     """
 
-    bases: Sequence[Workload]
     exact: bool
     software: tuple[Software, ...]
     within: float
+    bases: list[Workload] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
     found: dict[Knobs, Candidate] = field(default_factory=dict)
     tried: int = 0
     limits: dict[Knobs, float] = field(default_factory=dict)
@@ -54,11 +59,12 @@ class Search:
     exact_best: float = np.inf
     peaks: dict[Knobs, tuple[Num, Num]] = field(default_factory=dict)
 
-    def run(self) -> None:
-        floors = [_floor(base) for base in self.bases]
-        order = sorted(range(len(floors)), key=lambda i: floors[i].min())
-        for i in order:
-            base, near = self.bases[i], []
+    def run(self, bases: Sequence[Workload]) -> None:
+        floors = [_floor(base) for base in bases]
+        self.bases += bases
+        self.least += [float(floor.min()) for floor in floors]
+        for i in sorted(range(len(floors)), key=lambda i: floors[i].min()):
+            base, near = bases[i], []
             if floors[i].min() > self.last_row and np.isfinite(self.within):  # as are all that follow
                 self.tried += self._count(base)
                 continue
@@ -69,10 +75,21 @@ class Search:
             has_room = self._has_room(base) if near else np.array(False)
             for scheme, takes in near:
                 self._predict(base, scheme, takes & has_room & (floors[i] <= self._most(scheme)))
-        if not any(not c.short_by for c in self.found.values()):  # what is short of memory by least
-            for i in order:
-                for scheme, takes in self._placed(self.bases[i]):
-                    self._predict(self.bases[i], scheme, takes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything that was found does."""
+        return any(not c.short_by for c in self.found.values())
+
+    def near(self) -> list[Workload]:
+        """The jobs that may still be as fast as what is shown."""
+        return [base for base, least in zip(self.bases, self.least, strict=True) if least <= self.last_row]
+
+    def predict_all(self) -> None:
+        """What is short of memory by least is among them."""
+        for base in self.bases:
+            for scheme, takes in self._placed(base):
+                self._predict(base, scheme, takes)
 
     def _most(self, scheme: Scheme) -> float:
         """The most seconds of a candidate that is to be found: of those that are shown, and with lossy wires
@@ -110,7 +127,7 @@ class Search:
         for scheme in schemes(base.levels, self.exact):
             takes = np.full(np.shape(base.micro_batch), not self.software)
             for row, by_row in running:
-                if row.places(scheme, base):
+                if row.holds(scheme, base):
                     takes = takes | by_row
             if takes.any():
                 yield scheme, takes
@@ -186,7 +203,7 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     splits = SCHEDULES[axes.row].splits
     whole = replace(base, axes=axes.model_copy(update={"schedule": "1f1b"})) if splits else base
     step = step_time(whole)
-    others = {name for name in step.items if name.startswith("exposed_")} | {"optimizer"}
+    others = {name for name in step.items if name.startswith("exposed_")} | {"optimizer", *OF_TIERS}
     if splits:
         others.add("bubble")
     least = step.total - sum((step.items[name] for name in others), start=0.0)
