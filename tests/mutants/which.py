@@ -247,6 +247,7 @@ _TESTS = {
     "spec/yaml_model": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],
     "spec/wire": [f"{UNIT}wire.py", f"{UNIT}block_quant.py", *_COUNTED],
+    "cost/matrices": [f"{UNIT}products_and_recomputation.py"],
     "cost/tcp": [f"{UNIT}box_layout.py", f"{UNIT}report_box.py"],
     "predict": [*_PREDICT, f"{UNIT}command_line.py"],
     "predict/bubble": [f"{UNIT}predict_uneven.py", f"{UNIT}predict_stages.py", *_PREDICT],
