@@ -257,7 +257,7 @@ _TESTS = {
     "predict/search/candidates": [f"{UNIT}cost_by_hand.py", f"{UNIT}plan_choice.py"],
     "predict/search/choice": [f"{UNIT}plan_choice.py"],
     "predict/search/degrees": [f"{UNIT}plan_axes.py"],
-    "predict/search/bounded": [f"{UNIT}plan_choice.py", f"{UNIT}cost_by_hand.py"],
+    "predict/search/bounded": [f"{UNIT}plan_bounds.py", f"{UNIT}plan_choice.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],
