@@ -1,9 +1,10 @@
 """Which tests run, and the order in which processes that share them (pytest-xdist) take the files."""
 
+import gc
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -34,6 +35,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(seconds.Recorder(columns))
     if config.getoption("--wide"):
         config.pluginmanager.register(passed.Recorder())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: looking for garbage in it takes seconds, now and again in each forked rank."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

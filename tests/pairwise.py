@@ -1,7 +1,9 @@
 """Which cases of a product `make test` runs: every two values that meet in any case meet in one of these."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import reduce
 from itertools import combinations
+from operator import or_
 from typing import Any
 
 import pytest
@@ -20,14 +22,22 @@ def covering(cases: Sequence[Case], size: int = 2) -> set[Case]:
     The case that holds most of what is still missing is taken next, of equal ones that with the most new
     pairs, of these the first.
     """
+    bits: dict[Any, int] = {}  # a set of pairs is the sum of theirs: tens of thousands are compared
+
+    def of(found: set[Any]) -> int:
+        return sum(bits.setdefault(pair, 1 << len(bits)) for pair in found)
+
+    wanted = {case: of(pairs(case, size)) for case in cases}
+    held = {case: of(pairs(case)) for case in cases}
     chosen: set[Case] = set()
-    met: set[Any] = set()
-    missing = {case: pairs(case, size) for case in cases}
-    while any(missing.values()):
-        best = max(missing, key=lambda case: (len(missing[case]), len(pairs(case) - met)))
+    missing, new = (reduce(or_, sets.values(), 0) for sets in (wanted, held))
+    while missing:
+        best = max(
+            wanted, key=lambda case: ((wanted[case] & missing).bit_count(), (held[case] & new).bit_count())
+        )
         chosen.add(best)
-        met |= pairs(best)
-        missing = {case: found - pairs(best, size) for case, found in missing.items()}
+        missing &= ~wanted[best]
+        new &= ~held[best]
     return chosen
 
 

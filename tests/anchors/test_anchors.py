@@ -57,13 +57,14 @@ def test_a_forked_python_ends_as_any_other(tmp_path, code: str, ended: int) -> N
     assert ("ZeroDivisionError" in output.read_text()) == (ended == 1)
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.wide)])
 def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
+    ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a long run: a busy machine looks late at how far it is, and checkpoints come behind training."""
     monkeypatch.setattr(systems, "STEPS", 80)
     undisturbed.cache_clear()
-    row, _ = trial("lowband", "kill rank", 4, 1)
+    row, _ = trial("lowband", "kill rank", ranks, 1)
     undisturbed.cache_clear()
     assert (row.exit_code, row.told, row.same_end) == ("1", True, True)
     assert row.resumed_from in range(0, row.last_step, 10)

@@ -1,6 +1,7 @@
 """Run in a box: trains through Snakemake and Slurm, ends jobs in every bad way, and runs the workflow again.
 
-usage: faults_job.py [SEED], in a tree with the suite `faults`. SEED: which job gets which fault, and when.
+usage: faults_job.py [SEED [HOW ...]], in a tree with the suite `faults` and a node for each HOW.
+SEED: which job gets which fault, and when. HOW: failed, cancelled, timed_out, lost (default: all four).
 Prints one JSON object.
 """
 
@@ -25,6 +26,7 @@ WORKFLOW = [
     sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
     "results=faults", "--", "results/faults/tables/runs.csv",
 ]  # fmt: skip
+HOWS = ("failed", "cancelled", "timed_out", "lost")
 STEPS_FIRST = 4  # a checkpoint is there
 WAIT_S = 900
 LONGEST_S = 1200  # of a workflow, beside other tests
@@ -117,33 +119,33 @@ def ended_at(ids: list[str], first: subprocess.Popen) -> dict[str, float]:
 
 
 def main() -> None:
-    chance = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    seed, *hows = sys.argv[1:] or ["0"]
+    hows = hows or [*HOWS]
+    chance = random.Random(int(seed))
     log = Path("first.log")
     with log.open("w") as file:
         first = subprocess.Popen(WORKFLOW, stdout=file, stderr=subprocess.STDOUT)
-    wait_for(lambda: RUNS.exists() and len(jobs()) == 4, "four jobs")
+    wait_for(lambda: RUNS.exists() and len(jobs()) == len(hows), f"{len(hows)} jobs")
     running = sorted(jobs())
     hold(running)
-    failed, cancelled, timed_out, lost = chance.sample(running, 4)
+    victim = dict(zip(hows, chance.sample(running, len(hows)), strict=True))
     now = jobs()
-    for run in (failed, cancelled, lost):  # the one that runs out of time hangs
-        for rank in ranks(run):
+    for how, run in victim.items():
+        for rank in ranks(run) if how != "timed_out" else []:  # it hangs
             with suppress(psutil.NoSuchProcess):
                 rank.resume()
     time.sleep(chance.uniform(0, 5))
     ids = [now[run][0] for run in running]
     steps = {run: RunFolder(RUNS / run).count_steps() for run in running}
-    minutes, seconds = squeue("%M", ids)[now[timed_out][0]].split(":")
-    used_s = 60 * int(minutes) + int(seconds)
+    late = {}  # until its limit is reached
+    if "timed_out" in victim:
+        minutes, seconds = squeue("%M", ids)[now[victim["timed_out"]][0]].split(":")
+        late[victim["timed_out"]] = max(0.0, LIMIT_S - 60 * int(minutes) - int(seconds))
     started = time.monotonic()
-    ranks(failed)[0].kill()
-    subprocess.run(["scancel", now[cancelled][0]], check=True, timeout=300)
-    limit = ["scontrol", "update", f"JobId={now[timed_out][0]}", "TimeLimit=1"]
-    subprocess.run(limit, check=True, timeout=300)
-    kill_a_node(now[lost][1])
+    for how, run in victim.items():
+        end(how, run, *now[run])
     ended = ended_at(ids, first)
     first_code = first.wait(timeout=LONGEST_S)
-    late = {timed_out: max(0.0, LIMIT_S - used_s)}  # until its limit is reached
     detected_s = {
         run: round(ended[now[run][0]] - started - late.get(run, 0), 2)
         for run in running
@@ -152,12 +154,23 @@ def main() -> None:
     causes = {run.name: outcome(run) for run in RUNS.iterdir()}
     again = subprocess.run(WORKFLOW, capture_output=True, text=True, timeout=LONGEST_S)
     print(json.dumps({
-        "failed": failed, "cancelled": cancelled, "timed_out": timed_out, "lost": lost,
-        "steps": steps, "detected_s": detected_s,
+        **victim, "steps": steps, "detected_s": detected_s,
         "first_code": first_code, "first_log": log.read_text(), "causes": causes,
         "again_code": again.returncode, "again_log": again.stdout + again.stderr,
         "after": {run.name: outcome(run) for run in RUNS.iterdir()},
     }))  # fmt: skip
+
+
+def end(how: str, run: str, job: str, node: str) -> None:
+    if how == "failed":
+        ranks(run)[0].kill()
+    elif how == "cancelled":
+        subprocess.run(["scancel", job], check=True, timeout=300)
+    elif how == "timed_out":
+        limit = ["scontrol", "update", f"JobId={job}", "TimeLimit=1"]
+        subprocess.run(limit, check=True, timeout=300)
+    else:
+        kill_a_node(node)
 
 
 def outcome(run: Path) -> dict[str, object] | None:

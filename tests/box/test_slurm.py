@@ -13,21 +13,31 @@ from lowband.spec.csv_tables import read_table
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits]
 
 
-def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> None:
-    """Five jobs on four nodes: a rank killed, cancelled, out of time, node lost, left alone."""
-    job = [sys.executable, str(Path(__file__).with_name("faults_job.py"))]
+STATUS = {"failed": "FAILED", "cancelled": "CANCELLED", "timed_out": "TIMEOUT", "lost": "NODE_FAIL"}
+
+
+@pytest.mark.parametrize(
+    "hows", [("failed", "lost"), pytest.param(tuple(STATUS), marks=pytest.mark.wide)], ids="-".join
+)
+def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(hows: tuple[str, ...], tree: Path) -> None:
+    """A rank killed, cancelled, out of time, node lost, each on a node; one job more waits for a node."""
+    box, suite = tree / "slurm" / "small-box" / "machine.yaml", tree / "config" / "suites" / "faults.yaml"
+    box.write_text(MACHINE.replace("nodes: 4", f"nodes: {len(hows)}"))
+    suite.write_text(SUITE.replace("repeats: 5", f"repeats: {len(hows) + 1}"))
+    job = [sys.executable, str(Path(__file__).with_name("faults_job.py")), "0", *hows]
     done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=3000)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    bad = {told[how]: how for how in ("failed", "cancelled", "timed_out", "lost")}
-    alone = next(run for run in told["after"] if run not in bad)
+    bad = {told[how]: how for how in hows}
+    [alone] = {*told["after"]} - {*bad}
 
-    # The first time: every cause is told, and the fifth job went on to its end.
+    # The first time: every cause is told, and the last job went on to its end.
     assert told["first_code"] == 1
-    for status in ("'FAILED'", "'CANCELLED'", "'TIMEOUT'", "'NODE_FAIL'"):
-        assert f"SLURM status is: {status}" in told["first_log"], status
+    for how in hows:
+        assert f"SLURM status is: '{STATUS[how]}'" in told["first_log"], how
     assert "was killed by SIGKILL" in told["causes"][told["failed"]]["cause"]
-    assert "ended by SIGTERM" in told["causes"][told["cancelled"]]["cause"]
+    if "cancelled" in hows:
+        assert "ended by SIGTERM" in told["causes"][told["cancelled"]]["cause"]
     assert told["causes"][alone]["status"] == "ok"
 
     # The second: only what was missing, each from its last checkpoint.
@@ -38,7 +48,7 @@ def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(tree: Path) -> 
         assert told["after"][run]["status"] == "ok"
         assert told["after"][run]["resumed_from"] >= 2, run
     runs = read_table(tree / "results" / "faults" / "tables" / "runs.csv")
-    assert list(runs["status"]) == ["ok"] * 5
+    assert list(runs["status"]) == ["ok"] * (len(hows) + 1)
     assert set(runs["links"]) == {"shaped"}
 
 

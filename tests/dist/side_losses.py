@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lowband.errors import UserError
-
 WIDTH = 6
 
 
@@ -308,15 +306,6 @@ def only_penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean()
-
-
-def said_by(work: Callable[[], object]) -> str:
-    """What it is refused with; "" if it is not."""
-    try:
-        work()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 Program = tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor], torch.Tensor]]

@@ -3,17 +3,20 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import torch.distributed as dist
 
 from lowband.__main__ import main
+from lowband.cost.contents import step_bytes
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
+from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 
@@ -82,6 +85,33 @@ def run(folder: Path, **changes) -> RunFolder:
     code, error = ended(begun(path), path)
     assert code == 0, error
     return RunFolder(folder)
+
+
+def goes_on_with_the_same_bits(folder: Path, **changes) -> None:
+    """A run of two steps that is interrupted in the second goes on from the first to the same end."""
+    changes = {"steps": 2, "warmup_steps": 1, "checkpoint_every": 1, **changes}
+    first = run(folder, **changes)
+    steps = [(step.loss, step.grad_norm, step.sent) for step in first.read_steps()]
+    weights = first.read_outcome().weights_sha256
+    [newest] = first.checkpoints.glob("*/step-00000002")
+    shutil.rmtree(newest)
+    first.outcome.unlink()
+    again = run(folder, **changes)
+    assert again.read_outcome().resumed_from == 1
+    assert [(step.loss, step.grad_norm, step.sent) for step in again.read_steps()] == steps
+    assert again.read_outcome().weights_sha256 == weights
+
+
+def sent_by_row(sent: Iterable[Sent]) -> dict[tuple[str, str, str], float]:
+    """Bytes by level, collective and wire."""
+    return {(each.level, each.collective, each.wire): each.bytes for each in sent}
+
+
+def sends_the_closed_form(folder: RunFolder) -> None:
+    """In every step but the first, which has no new weights to fetch."""
+    spec = RunSpec.read_json(folder.spec)
+    for step in [*folder.read_steps()][1:]:
+        assert sent_by_row(step.sent) == step_bytes(spec)
 
 
 def launched(path: Path, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:

@@ -1,18 +1,34 @@
 """What units keep for the backward, in host memory: the same bits, and the bytes that autograd saves."""
 
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
 import pytest
+import started
 import torch
+from pydantic import ValidationError
 from test_parity import SPEC
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import lowband
+from lowband.cost.contents import step_bytes
+from lowband.cost.held import held_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
+from lowband.spec.records import Outcome
+from lowband.spec.run import RunSpec
 from lowband.spec.tiers import Tier
+from lowband.trainers.prepare import prepare
+from lowband.trainers.trainer import Trainer
+
+CONFIG = Config(Path(__file__).parents[2])
+SMOKE = next(spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3")
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,3 +100,138 @@ def refused() -> None:
 
 def test_another_tier_is_refused() -> None:
     on_ranks(1, refused)
+
+
+# ---- runs
+
+
+def spec_with(recompute: str, **options: Any) -> RunSpec:
+    model = options.pop("model", SPEC.model_dump())
+    small = {"model": model, "seq_len": SPEC.seq_len, "ranks": 2, "micro_batch": 2, "accumulation": 2}
+    return RunSpec.model_validate({**SMOKE.model_dump(), **small, "recompute": recompute, **options})
+
+
+def step(trainer: Trainer, spec: RunSpec, number: int) -> list[float]:
+    """Losses and the norm."""
+    generator = torch.Generator().manual_seed(2 * number + torch.distributed.get_rank())
+    micro_batches = torch.randint(
+        SPEC.vocab, (spec.accumulation, 2, spec.micro_batch, spec.seq_len), generator=generator
+    )
+    losses = trainer.accumulate(spec.accumulation, lambda i: tuple(micro_batches[i]))
+    return [*map(float, losses), trainer.step(spec.grad_clip)]
+
+
+def run(spec: RunSpec) -> tuple[list[float], dict[str, torch.Tensor], dict[Any, Any], dict[str, int]]:
+    """Losses and norms, weights, the last step's bytes, and the meter."""
+    trainer, seen, sent = prepare(spec, torch.device("cpu")), list[float](), []
+    for number in range(3):
+        trainer.take_sent()
+        seen += step(trainer, spec, number)
+        sent = trainer.take_sent()
+    counted = {(one.level, one.collective, one.wire): one.bytes for one in sent}
+    return seen, trainer.full_state(), counted, trainer.state_peaks()
+
+
+def run_each(specs: list[RunSpec]) -> list[Any]:
+    return [run(spec) for spec in specs]
+
+
+WAYS: list[dict[str, Any]] = [
+    {}, {"order": "breadth"}, {"scheme": CONFIG.scheme("zero1").model_dump()},
+    {"compute_dtype": "bf16", "accumulation": 1},
+    {"model": SPEC.model_copy(update={"positions": "rotary"}).model_dump()},
+]  # fmt: skip
+
+
+def test_runs_keep_their_bits_and_their_bytes_are_the_closed_form() -> None:
+    specs = [spec_with(way, **options) for options in WAYS for way in ("none", "host")]
+    found = on_ranks(2, run_each, specs)
+    for of_rank in found:
+        for spec, plain, kept in zip(specs[1::2], of_rank[::2], of_rank[1::2], strict=True):
+            (losses, weights, sent, held), (also, others, copied, with_kept) = plain, kept
+            assert also == losses and all(torch.equal(weights[key], others[key]) for key in weights)
+            added = {key: count for key, count in copied.items() if key not in sent}
+            assert added == {key: count for key, count in step_bytes(spec).items() if key[0] == "host"}
+            assert {key: copied[key] for key in sent} == sent
+            closed = held_bytes(spec, "gloo")
+            assert with_kept == {**held, "activations@host": closed["activations@host"]}
+
+
+def test_a_whole_run_says_the_same(tmp_path: Path) -> None:
+    found = {}
+    for way in ("none", "host"):
+        folder = started.run(
+            tmp_path / way, ranks=2, steps=3, warmup_steps=1, seq_len=32, micro_batch=2, accumulation=2,
+            model=CONFIG.model("gpt-200k"), scheme=CONFIG.scheme("zero1"), recompute=way,
+        )  # fmt: skip
+        spec, outcome = RunSpec.read_json(folder.spec), Outcome.read_json(folder.outcome)
+        sent = {(one.level, one.collective, one.wire): one.bytes for one in outcome.sent}
+        assert sent == {key: count for key, count in step_bytes(spec).items() if count}
+        states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")
+        assert {kind: states.get(kind, 0) for kind in closed} == closed
+        assert ("activations@host" in states) == (way == "host")
+        found[way] = [line.loss for line in folder.whole_steps()], outcome.weights_sha256
+    assert found["host"] == found["none"]
+
+
+def resumed(folder: str, first: RunSpec, then: RunSpec) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A step and a checkpoint, from which another trainer goes on."""
+    trainer, checkpointer = prepare(first, torch.device("cpu")), lowband.Checkpointer(folder)
+    step(trainer, first, 0)
+    checkpointer.save(1, trainer.model, trainer.optimizer)
+    checkpointer.wait()
+    other = prepare(then, torch.device("cpu"))
+    checkpointer.load(checkpointer.latest(), other.model, other.optimizer)
+    return step(other, then, 1), other.full_state()
+
+
+def resume_each(folders: dict[tuple[str, str], str]) -> list[Any]:
+    return [resumed(folder, *map(spec_with, ways)) for ways, folder in folders.items()]
+
+
+def test_a_checkpoint_is_resumed_in_the_other_setting(tmp_path: Path) -> None:
+    ways = [("none", "none"), ("none", "host"), ("host", "none")]
+    folders = {pair: str(tmp_path / "-".join(pair)) for pair in ways}
+    for (seen, weights), *others in on_ranks(2, resume_each, folders):
+        for also, mine in others:
+            assert also == seen and all(torch.equal(weights[key], mine[key]) for key in weights)
+
+
+def left_on_device(recompute: str) -> list[bool]:
+    """Of each block, whether its forward leaves what its MLP computed in the device's memory."""
+    trainer, refs = prepare(spec_with(recompute), torch.device("cpu")), []
+    for block in (module for module in trainer.model.modules() if isinstance(module, Block)):
+        keep = lambda _module, _args, output: refs.append(weakref.ref(output.untyped_storage()))  # noqa: E731
+        block.mlp.up.register_forward_hook(keep)
+    loss = trainer.model(*batch())
+    found = [ref() is not None for ref in refs]
+    loss.backward()
+    return found
+
+
+def left_each() -> list[list[bool]]:
+    return [left_on_device(way) for way in ("none", "host", "full")]
+
+
+def test_the_device_keeps_nothing_of_a_block() -> None:
+    [(kept, on_host, again)] = on_ranks(1, left_each)
+    assert kept == [True] * SPEC.layers and on_host == again == [False] * SPEC.layers
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"engine": "fsdp2"}, "recompute host: engine fsdp2, device auto (allowed: engine lowband, device"),
+        ({"device": "fake"}, "recompute host: engine lowband, device fake"),
+        (
+            {"pipeline": 2},
+            "recompute host: engine lowband, device auto (allowed: engine lowband, device auto",
+        ),
+        ({"compile": True}, "recompute host: bytes that compiled blocks, experts or linear layers keep"),
+        ({"model": CONFIG.model("gpt-200k-experts").model_dump()}, "recompute host: bytes that compiled"),
+        ({"machine": CONFIG.machine("perlmutter").model_dump()}, "tier 'host' has no rates"),
+    ],
+)
+def test_what_a_run_cannot_keep_there_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        spec_with("host", **options)

@@ -1,7 +1,6 @@
 """Breadth-first accumulation of any module that is a chain of its units, and the refusal of others."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,8 +26,8 @@ from torch import nn
 
 import lowband
 from lowband.engine.passes.engine import engine_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.refused import answer
 
 
 def train_all(makes) -> list[dict[str, torch.Tensor]]:
@@ -127,7 +126,7 @@ def refusals() -> list[str]:
     for make in REFUSED:
         model = sharded(make, HIER3)
         parts = [torch.full((4, 5), x) for x in (1.0, -1.0)]
-        said.append(raised(lambda m=model, p=parts: lowband.accumulate(m, p, m)))
+        said.append(answer(lambda m=model, p=parts: lowband.accumulate(m, p, m)))
         with torch.no_grad():
             model(parts[0])
     model = sharded(Chain)
@@ -136,18 +135,10 @@ def refusals() -> list[str]:
         lambda x: model(x).detach(),
         lambda x: lowband.accumulate(model, [x], model)[0],
     ):
-        said.append(raised(lambda f=loss_of: lowband.accumulate(model, [torch.ones(4, 5)], f)))
-    said.append(raised(lambda: lowband.accumulate(model, [], model)))
+        said.append(answer(lambda f=loss_of: lowband.accumulate(model, [torch.ones(4, 5)], f)))
+    said.append(answer(lambda: lowband.accumulate(model, [], model)))
     accumulated(model, 0)
     return said
-
-
-def raised(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def test_what_is_no_chain_is_refused() -> None:

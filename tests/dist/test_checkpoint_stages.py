@@ -1,6 +1,5 @@
 """Checkpoints of pipelines: saved by one division of the ranks and read by another one."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from near import assert_near
 from safetensors.torch import load_file
-from test_run_stages import MODEL, TIED, run
+from started import goes_on_with_the_same_bits
+from test_run_stages import BASE, MODEL, TIED
 
 import lowband
 from lowband.engine.checkpoint.manifest import Manifest
-from lowband.errors import UserError
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
+from tests.refused import refusal
 
 STEPS, BATCHES, CLIP = 2, 4, 0.1
 Axes = dict[str, int]
@@ -88,8 +89,24 @@ def trained(
     return losses, lowband.full_state_dict(model)
 
 
-def whole(found: list[Found]) -> dict[str, torch.Tensor]:
-    return {name: value for _, state in found for name, value in state.items()}
+def by_name(found: list[Found]) -> dict[str, torch.Tensor]:
+    """Weights of all ranks."""
+    return dict(sorted((name, value) for _, state in found for name, value in state.items()))
+
+
+def saved_and_read(
+    folder: Path, ranks: int, axes: Axes, schedule: str, then: Axes, their_schedule: str, error: float,
+    spec: ModelSpec = MODEL,
+) -> tuple[Manifest, dict[str, torch.Tensor]]:  # fmt: skip
+    """What ranks save, others read, or one without any stages, and go on alike: the manifest, the weights."""
+    saved = on_ranks(ranks, trained, folder, axes, 0, schedule, spec)
+    manifest = Manifest.read(next(folder.iterdir()))
+    again = on_ranks(ranks if then else 1, trained, folder, then, 1, their_schedule, spec)
+    assert {tuple(losses) for losses, _ in saved} == {tuple(saved[0][0])}
+    assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
+    weights = by_name(saved)
+    assert_near(by_name(again), weights, rtol=10 * error, atol=2 * error)
+    return manifest, weights
 
 
 CASES = [
@@ -108,28 +125,20 @@ CASES = [
 def test_a_checkpoint_is_read_under_any_stages(
     tmp_path: Path, ranks: int, axes: Axes, schedule: str, then: Axes, their_schedule: str, error: float
 ) -> None:
-    """Or on one rank, without any."""
-    saved = on_ranks(ranks, trained, tmp_path, axes, 0, schedule)
-    manifest = Manifest.read(next(tmp_path.iterdir()))
+    job = ranks, axes, schedule, then, their_schedule, error
+    manifest, weights = saved_and_read(tmp_path, *job)
     names = dict(GPT(MODEL).named_parameters())
     assert {
         name.removeprefix("model.") for name in manifest.firsts if name.startswith("model.")
     } == names.keys()
-    again = on_ranks(ranks if then else 1, trained, tmp_path, then, 1, their_schedule)
-    assert {tuple(losses) for losses, _ in saved} == {tuple(saved[0][0])}
-    assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
-    before, after = whole(saved), whole(again)
-    assert before.keys() == after.keys() == names.keys()
-    for name, value in before.items():
-        torch.testing.assert_close(after[name], value, rtol=10 * error, atol=2 * error)
+    assert weights.keys() == names.keys()
 
 
 def test_one_ranks_checkpoint_is_read_by_stages(tmp_path: Path) -> None:
     [(losses, weights)] = on_ranks(1, trained, tmp_path, {}, 0)
     again = on_ranks(2, trained, tmp_path, {"pipeline": 2}, 1)
     assert again[0][0] == pytest.approx(losses[1:], rel=1e-5)
-    for name, value in whole(again).items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=2e-5)
+    assert_near(by_name(again), dict(sorted(weights.items())), rtol=1e-4, atol=2e-5)
 
 
 TIED_CASES = [
@@ -144,19 +153,13 @@ def test_a_head_that_is_the_embedding_is_saved_once(
     tmp_path: Path, ranks: int, axes: Axes, schedule: str, then: Axes, their_schedule: str, error: float
 ) -> None:
     """Whether stages on two ranks have it or not."""
-    saved = on_ranks(ranks, trained, tmp_path, axes, 0, schedule, TIED)
-    manifest = Manifest.read(next(tmp_path.iterdir()))
+    job = ranks, axes, schedule, then, their_schedule, error
+    manifest, weights = saved_and_read(tmp_path, *job, TIED)
     assert "model.embed.weight" in manifest.firsts
     assert "model.head.weight" not in manifest.tensors
     assert sum(group.parameters.count("embed.weight") for group in manifest.groups) == 1
-    again = on_ranks(ranks if then else 1, trained, tmp_path, then, 1, their_schedule, TIED)
-    assert {tuple(losses) for losses, _ in saved} == {tuple(saved[0][0])}
-    assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
-    before, after = whole(saved), whole(again)
-    assert before.keys() == after.keys() == GPT(TIED).state_dict().keys()
-    assert torch.equal(before["embed.weight"], before["head.weight"])
-    for name, value in before.items():
-        torch.testing.assert_close(after[name], value, rtol=10 * error, atol=2 * error)
+    assert weights.keys() == GPT(TIED).state_dict().keys()
+    assert torch.equal(weights["embed.weight"], weights["head.weight"])
 
 
 def exported(folder: Path, schedule: str, spec: ModelSpec) -> None:
@@ -182,9 +185,7 @@ def differing(folder: Path) -> str:
     model, _, topology, _ = made({"pipeline": 2}, "1f1b")
     rate = 1e-2 if topology.along("pipeline").place else 1e-3
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with pytest.raises(UserError) as error:
-        lowband.Checkpointer(folder).save(1, model, optimizer)
-    return str(error.value)
+    return refusal(lambda: lowband.Checkpointer(folder).save(1, model, optimizer))
 
 
 def test_stages_that_differ_are_refused(tmp_path: Path) -> None:
@@ -194,13 +195,4 @@ def test_stages_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    changes = {"ranks": 4, "pipeline": 2, "scheme": "zero3", "steps": 2, "checkpoint_every": 1}
-    _, folder, outcome = run(tmp_path / "run", **changes)
-    steps = [(step.loss, step.grad_norm) for step in folder.read_steps()]
-    [newest] = folder.checkpoints.glob("*/step-00000002")
-    shutil.rmtree(newest)
-    folder.outcome.unlink()
-    _, again, resumed = run(tmp_path / "run", **changes)
-    assert resumed.resumed_from == 1
-    assert [(step.loss, step.grad_norm) for step in again.read_steps()] == steps
-    assert resumed.weights_sha256 == outcome.weights_sha256
+    goes_on_with_the_same_bits(tmp_path / "run", **BASE, ranks=4, pipeline=2, scheme=Config().scheme("zero3"))

@@ -1,12 +1,11 @@
 """Checkpoints of runs whose sequences lie over ranks along context: read under any other division of them."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from started import run
+from started import goes_on_with_the_same_bits
 
 import lowband
 from lowband.model.gpt import GPT
@@ -82,21 +81,4 @@ def test_another_division_of_tokens_goes_on_as_one_process(tmp_path: Path) -> No
 
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    changes = {
-        "ranks": 4,
-        "context": 2,
-        "scheme": Config().scheme("zero3"),
-        "steps": 2,
-        "warmup_steps": 1,
-        "checkpoint_every": 1,
-    }
-    folder = run(tmp_path / "run", **changes)
-    steps = [(step.loss, step.grad_norm) for step in folder.read_steps()]
-    weights = folder.read_outcome().weights_sha256
-    [newest] = folder.checkpoints.glob("*/step-00000002")
-    shutil.rmtree(newest)
-    folder.outcome.unlink()
-    again = run(tmp_path / "run", **changes)
-    assert again.read_outcome().resumed_from == 1
-    assert [(step.loss, step.grad_norm) for step in again.read_steps()] == steps
-    assert again.read_outcome().weights_sha256 == weights
+    goes_on_with_the_same_bits(tmp_path / "run", ranks=4, context=2, scheme=Config().scheme("zero3"))

@@ -1,23 +1,19 @@
 """A GPT whose sequences lie over ranks along context, under schemes, against one process."""
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from started import run
+from gpts import NAMES, Axes, Case, assert_trains_as_one_process, batches, params
+from started import run, sends_the_closed_form, sent_by_row
 
-import lowband
 from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
-from lowband.model.gpt import GPT
-from lowband.model.gpt import on_ranks as on_job
 from lowband.predict.context import context_sent
 from lowband.predict.workload import workload_of
 from lowband.run.count_fake import count
-from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
@@ -27,77 +23,27 @@ ROTARY = LEARNED.model_copy(update={"positions": "rotary", "tied_head": True})
 LINEAR = LEARNED.model_copy(update={"attention": "linear"})
 HYBRID = ROTARY.model_copy(update={"attention": "linear", "softmax_every": 2})
 ROOT = Path(__file__).parents[2]
-STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 2, 2, 0.5, 2, 15
-AXES = dict[str, int | str | bool]
+TOKENS = 15
 
 
 def _batches(data_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets, [steps, micro-batches, data ranks, sequences, tokens]; most targets are masked."""
-    generator = torch.Generator().manual_seed(1)
-    shape = STEPS, MICRO_BATCHES, data_ranks, ROWS, TOKENS + 1
-    tokens = torch.randint(64, shape, generator=generator)
-    targets = tokens[..., 1:].clone()
+    generator = torch.Generator().manual_seed(2)
+    tokens, targets = batches(data_ranks, TOKENS)
+    targets = targets.clone()
     targets[torch.rand(targets.shape, generator=generator) < 0.6] = -100
     targets[0, 0, 0, :, 4:] = -100  # all of some ranks' tokens
     targets[1, 1] = -100
     targets[1, 1, 0, 0, 7] = 3  # one token of the whole micro-batch counts
-    return tokens[..., :-1], targets
-
-
-def _alone(spec: ModelSpec, data_ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and norms before clipping, and the final weights, of one process."""
-    model = GPT(spec, seed=3)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
-    for inputs, targets in zip(*_batches(data_ranks), strict=True):
-        for x, y in zip(inputs, targets, strict=True):
-            loss = model(x.flatten(0, 1), y.flatten(0, 1)) / MICRO_BATCHES
-            loss.backward()
-            found.append(loss.item())
-        found.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return found, model.state_dict()
-
-
-def _trained(
-    spec: ModelSpec, inner: dict[str, int], axes: AXES, scheme: str, order: str, recompute: str
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    topology = lowband.Topology(inner, lowband.Axes(**axes))  # type: ignore[arg-type]
-    data = topology.along("data")
-    place = data.place // topology.axes.context
-    with torch.device("meta"):
-        model = GPT(spec, recompute=recompute)  # type: ignore[arg-type]
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
-    for inputs, targets in zip(*_batches(len(data.ranks) // topology.axes.context), strict=True):
-        micro_batches = [*zip(inputs[:, place], targets[:, place], strict=True)]
-
-        def loss_of(micro_batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            return model(*micro_batch) / MICRO_BATCHES  # type: ignore[no-any-return]
-
-        if order == "breadth":
-            losses = lowband.accumulate(model, micro_batches, loss_of)
-        else:
-            losses = []
-            for i, micro_batch in enumerate(micro_batches):
-                with lowband.no_sync(model) if i < MICRO_BATCHES - 1 else contextlib.nullcontext():
-                    losses.append(loss_of(micro_batch))
-                    losses[-1].backward()
-        means = torch.stack([loss.detach() for loss in losses])
-        torch.distributed.all_reduce(means)
-        found += (means / torch.distributed.get_world_size()).tolist()
-        found.append(float(lowband.clip_grad_norm_(model, CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return found, lowband.full_state_dict(model)
+    return tokens, targets
 
 
 TWO = {"package": 2, "node": 4}
 MIXED, NEAR = "package=heads,node=ring", "package=gather,node=ring"
-TENSOR: AXES = {"context": 2, "tensor": 2}
-STATE: AXES = {"context_attention": "state", "zigzag": False}
-BESIDE: AXES = {"context_attention": NEAR, "zigzag": False}
-CASES: list[tuple[int, ModelSpec, dict[str, int], AXES, str, str, str]] = [
+TENSOR: Axes = {"context": 2, "tensor": 2}
+STATE: Axes = {"context_attention": "state", "zigzag": False}
+BESIDE: Axes = {"context_attention": NEAR, "zigzag": False}
+CASES: list[Case] = [
     (2, LEARNED, {}, {"context": 2}, "zero3", "depth", "none"),
     (4, ROTARY, TWO, {"context": 4, "context_attention": MIXED}, "hier3-exact", "depth", "full"),
     (4, LEARNED, {"node": 2}, {"context": 2, "context_attention": "heads"}, "zero1", "breadth", "none"),
@@ -112,22 +58,11 @@ CASES: list[tuple[int, ModelSpec, dict[str, int], AXES, str, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ranks", "spec", "inner", "axes", "scheme", "order", "recompute"),
-    [pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 else []) for case in CASES],
-)
+@pytest.mark.parametrize(NAMES, params(CASES))
 def test_trains_as_one_process(
-    ranks: int, spec: ModelSpec, inner: dict[str, int], axes: AXES, scheme: str, order: str, recompute: str
+    ranks: int, spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
 ) -> None:
-    data_ranks = ranks // int(axes["context"]) // int(axes.get("tensor", 1))
-    [(expected, weights)] = on_ranks(1, _alone, spec, data_ranks)
-    found = on_ranks(ranks, _trained, spec, inner, axes, scheme, order, recompute)
-    for theirs, _ in found:
-        assert theirs == pytest.approx(expected, rel=2e-6)
-    state = found[0][1]
-    assert list(state) == list(weights)
-    for name, value in weights.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=2e-6)
+    assert_trains_as_one_process(ranks, spec, inner, axes, scheme, order, recompute, _batches)
 
 
 @pytest.mark.wide
@@ -148,7 +83,7 @@ def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     if states is not None:
         more = {**more, "model": HYBRID_RUN, "context_states": states, "zigzag": False}
     spec = RunSpec.parse({**smoke.model_dump(), **more, "context_attention": way, "machine": machine}, "test")
-    counted = {(sent.level, sent.collective, sent.wire): sent.bytes for sent in count(spec).sent}
+    counted = sent_by_row(count(spec).sent)
     assert counted == step_bytes(spec)
     over_world = {name for level, name, _ in counted if level == "world"}
     assert over_world >= {"context_ring", "tokens_count", *([f"context_state_{states}"] if states else [])}
@@ -232,10 +167,9 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
     assert losses["ring"] == pytest.approx(losses["data"], rel=1e-5)
     assert losses["mixed"] == pytest.approx(losses["data"], rel=1e-2)  # in bf16
     for name in ("heads", "mixed", "ring"):
+        sends_the_closed_form(found[name])
         spec = RunSpec.read_json(found[name].spec)
-        for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
-            assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
-            assert step.tokens == 8 * spec.seq_len
+        assert {step.tokens for step in found[name].read_steps()} == {8 * spec.seq_len}
 
 
 def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
@@ -265,10 +199,10 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
     assert losses["scan"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["gather"] == pytest.approx(losses["hybrid"], rel=1e-5)
     for name in ("pass", "scan", "gather"):
+        sends_the_closed_form(found[name])
         spec = RunSpec.read_json(found[name].spec)
-        for step in [*found[name].read_steps()][1:]:  # the first one has no new weights to fetch
-            sent = {(s.level, s.collective, s.wire): s.bytes for s in step.sent}
-            assert sent == step_bytes(spec)
+        for step in [*found[name].read_steps()][1:]:
+            sent = sent_by_row(step.sent)
             assert any(row == f"context_state_{name}" for _, row, _ in sent)
             along_context = {key: n for key, n in sent.items() if key[1].startswith(("context", "tokens"))}
             assert along_context == context_sent(workload_of(spec))  # as the predictor has them

@@ -1,13 +1,12 @@
 """Attention between ranks along context: computed, kept and held, as torch counts them and in closed form."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_recompute import NORM_STATISTICS
+from kept import NORM_STATISTICS, kept_by, most_held
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowband
@@ -32,24 +31,12 @@ def _kept(ranks: int, way: str, zigzag: bool) -> tuple[float, float]:
     context = _context(ranks, way, zigzag)
     model = GPT(MODEL).bfloat16()
     attend_along(model, context)
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}
-    tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            held[storage.data_ptr()] = storage.nbytes()
-        tensors.append(tensor)
-        return tensor
-
     tokens = MODEL.seq_len // ranks
     x = torch.randn(2, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        nn.Sequential(*model.blocks)(x)
+    kept = kept_by(model, nn.Sequential(*model.blocks), x)
     more = kept_more(MODEL, 1, context.layout, "bf16")
     expected = kept_bytes_per_token(MODEL, MODEL.seq_len, "none", "flash", context=more).block
-    return sum(held.values()) / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
+    return kept / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
 
 
 @pytest.mark.parametrize(
@@ -92,21 +79,13 @@ def test_kernels_compute_the_closed_form(ranks: int, way: str, zigzag: bool) -> 
 
 
 def _held(ranks: int, way: str) -> tuple[float, float]:
-    """Bytes per token in attention's backward at most, as torch's profiler adds them up, and the closed
-    form."""
+    """Bytes per token in attention's backward at most, and the closed form."""
     context = _context(ranks, way, zigzag=True)
     q = torch.randn(1, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn_like(q[:, :GROUPS]).detach().requires_grad_() for _ in "kv")
     y = context.attention(q, k, v)
     grad = torch.randn_like(y)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        y.backward(grad)
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak / TOKENS, held_more(GROUPED, 1, context.layout, "bf16")
+    return most_held(partial(y.backward, grad)) / TOKENS, held_more(GROUPED, 1, context.layout, "bf16")
 
 
 @pytest.mark.parametrize(

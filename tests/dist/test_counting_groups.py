@@ -9,10 +9,10 @@ from torch import nn
 
 import lowband
 from lowband.engine.units.known_optimizers import BY_ELEMENT
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import DEVICE, DISK, at
+from tests.refused import refusal
 
 STEPS = 6  # rectified ones take their first such step in the sixth
 FEW = ["AdaBelief", "RAdam", "ScheduleFreeSGD", "VSGD"]
@@ -95,9 +95,7 @@ def counted_elsewhere(folder: str) -> list[str]:
         lambda: lowband.Checkpointer(folder).save(1, model, optimizer),
         lambda: train(*on_disk, range(1)),
     ):
-        with pytest.raises(UserError) as error:
-            act()
-        found.append(str(error.value))
+        found.append(refusal(act))
     return found
 
 

@@ -13,10 +13,10 @@ from lowband.cost.memory import start_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import sha256, state_digests
 from lowband.engine.units.initial import fill
-from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.trainers.trainer import fingerprint_of
+from tests.refused import refusal
 
 SEED = 7
 
@@ -110,9 +110,7 @@ def test_a_module_of_many_kinds() -> None:
 def refused(init: Callable[[str, torch.Tensor], None] | None) -> str:
     with torch.device("meta"):
         model = nn.Linear(3, 3)
-    with pytest.raises(UserError) as error:
-        lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, init=init)
-    return str(error.value)
+    return refusal(lambda: lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, init=init))
 
 
 def only_the_bias(name: str, tensor: torch.Tensor) -> None:

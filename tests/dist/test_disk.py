@@ -18,10 +18,10 @@ from test_tiers import DTYPE, adamw, placed, step
 
 import lowband
 from lowband.engine.passes.engine import engine_of
-from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.tiers import TIERS
+from tests.refused import answer
 
 
 def shard_of(tier: str, folder: str | Path | None, seed: int = 7) -> Any:
@@ -46,14 +46,6 @@ def wait_for(model) -> None:
         disk.wait()
 
 
-def said(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except UserError as error:
-        return str(error)
-    return "nothing"
-
-
 def damaged(tmp: str, model, optimizer) -> list[str]:
     """What a step says of a file with another byte, and of one that ends early."""
     one, other = (Path(tmp, "rank0", f"{unit}.states") for unit in ("root", "blocks.1"))
@@ -62,10 +54,10 @@ def damaged(tmp: str, model, optimizer) -> list[str]:
         byte = file.read(1)[0]
         file.seek(5000)
         file.write(bytes([byte ^ 1]))
-    found = [said(lambda: step(model, optimizer, 4, 1, 0.05))]
+    found = [answer(lambda: step(model, optimizer, 4, 1, 0.05))]
     os.truncate(one, 5000)
     wait_for(model)
-    return [*found, said(lambda: lowband.full_state_dict(model))]
+    return [*found, answer(lambda: lowband.full_state_dict(model))]
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
@@ -86,8 +78,8 @@ def damaged_on_one(tmp: str) -> list[str]:
     if dist.get_rank() == 1:
         os.truncate(Path(tmp, "rank1", "root.states"), 100)
     return [
-        said(lambda: checkpointer.save(2, model, optimizer)),
-        said(lambda: checkpointer.load_newest(model, optimizer)),
+        answer(lambda: checkpointer.save(2, model, optimizer)),
+        answer(lambda: checkpointer.load_newest(model, optimizer)),
     ]
 
 
@@ -112,9 +104,9 @@ def refused(tmp: str, model, optimizer) -> list[str]:
     another = lambda folder: shard_of("disk", folder)  # noqa: E731
     Path(tmp, "a file").touch()
     return [
-        said(lambda: parameter + 1), said(optimizer.state_dict), said(lambda: another(None)),
-        said(lambda: another(tmp)), said(lambda: another(Path(tmp, "a file"))),
-        said(lambda: others(Own).step()), said(lambda: optimizer.step(lambda: 0.0)), said(hooked),
+        answer(lambda: parameter + 1), answer(optimizer.state_dict), answer(lambda: another(None)),
+        answer(lambda: another(tmp)), answer(lambda: another(Path(tmp, "a file"))),
+        answer(lambda: others(Own).step()), answer(lambda: optimizer.step(lambda: 0.0)), answer(hooked),
     ]  # fmt: skip
 
 
@@ -152,7 +144,7 @@ def read_between_steps(tmp: str, model, optimizer) -> list[str]:
     for number, way in enumerate(ways, 4):  # the write of a step, which frees memory, may not have ended
         step(model, optimizer, number, 1, 0.05)
         assert first().shape == one.shape and next(iter(optimizer.state.values()))["step"] > 0
-        found.append(said(way))
+        found.append(answer(way))
     return found
 
 
@@ -213,7 +205,7 @@ def full(tmp: str) -> tuple[str, str, bool]:
     except OSError as error:
         second = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room // 2, unlimited[1]))
-    first = said(lambda: shard_of("disk", Path(tmp, "other")))
+    first = answer(lambda: shard_of("disk", Path(tmp, "other")))
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     checkpointer = lowband.Checkpointer(Path(tmp, "checkpoints"))
     checkpointer.save(1, models[0], optimizers[0])

@@ -107,9 +107,9 @@ def counted(axis: ExpertAxis) -> Counter[tuple[str, str]]:
     return +found
 
 
-def on_rank(case: Case, route: Route, copied: Sequence[int] = ()) -> Found:
+def on_rank(case: Case, route: Route, copied: Sequence[int] = (), parts: int = 1) -> Found:
     topology = Topology(case.inner, Axes(expert=case.ranks, route=route))
-    axis = ExpertAxis(topology.along("expert"), topology.along("alike"), route)
+    axis = ExpertAxis(topology.along("expert"), topology.along("alike"), route, parts)
     x, pairs, up, down = inputs(case)
     first = sum(case.tokens[: axis.place])
     mine = (pairs.tokens >= first) & (pairs.tokens < first + case.tokens[axis.place])
@@ -194,6 +194,22 @@ def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route)
     assert sent["route_out", "world"] < before["route_out", "world"]
     if len(copied) == case.experts:
         assert sent["route_out", "world"] == 0
+
+
+@pytest.mark.parametrize("route", ["flat", "hops", "merged"])
+@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[6]], ids=lambda case: f"{case.ranks}")
+def test_in_parts_as_one_process(case: Case, route: Route) -> None:
+    """Ranks with fewer tokens than parts, too; bytes of rows as in one part, of counts three times these."""
+    found = on_ranks(case.ranks, on_rank, case, route, (), 3)
+    expected = on_ranks(1, alone, case)[0]
+    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
+    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
+    sent, before = (
+        sum((one.sent for one in each), Counter[tuple[str, str]]())
+        for each in (found, on_ranks(case.ranks, on_rank, case, route))
+    )
+    assert sent == {key: count * (3 if key[0] == "route_counts" else 1) for key, count in before.items()}
 
 
 def test_merging_sends_less_over_slow_links() -> None:

@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from modules import inputs
-from side_losses import Block, Net, said_by, squared
+from side_losses import Block, Net, squared
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.run.on_ranks import on_ranks
+from tests.refused import answer
 
 SCHEMES = ("zero3", "ddp")
 DROPPED = "of a weight that was dropped after its unit's forward"
@@ -158,12 +159,12 @@ def trained(model: nn.Module, loss_of: Callable[[nn.Module, torch.Tensor], torch
 
 
 def refusals() -> list[str]:
-    said = [said_by(lambda: trained(sharded(Keeping, "zero3"), with_kept))]
+    said = [answer(lambda: trained(sharded(Keeping, "zero3"), with_kept))]
     model = sharded(Keeping, "zero3")
     with torch.no_grad():
         model(inputs(0, 0))
-    said.append(said_by(lambda: model.blocks[0].kept[0].sum().item()))
-    said.append(said_by(lambda: trained(sharded(Shrinking, "zero3"), squared)))
+    said.append(answer(lambda: model.blocks[0].kept[0].sum().item()))
+    said.append(answer(lambda: trained(sharded(Shrinking, "zero3"), squared)))
     return said
 
 
@@ -194,7 +195,7 @@ def clamped() -> dict[tuple[str, str], str]:
     for scheme in COPIES:
         for name, change in CLAMPS.items():
             Clamping.change = change
-            found[scheme, name] = said_by(lambda scheme=scheme: trained(sharded(Clamping, scheme), squared))
+            found[scheme, name] = answer(lambda scheme=scheme: trained(sharded(Clamping, scheme), squared))
     return found
 
 
@@ -226,7 +227,7 @@ def shrunk(own_data: bool) -> tuple[str, torch.Tensor | None]:
     """What is said of an embedding whose rows a forward cuts under ddp, and the losses."""
     model, found = sharded(Shrinking, "ddp"), []
     rank = dist.get_rank() if own_data else 0
-    said = said_by(lambda: found.append(trained(model, lambda model, x: squared(model, x * (1 + rank)))))
+    said = answer(lambda: found.append(trained(model, lambda model, x: squared(model, x * (1 + rank)))))
     return said, found[0] if found else None
 
 
@@ -295,7 +296,7 @@ OLD_VIEWS = {
 
 def said_of_old_views() -> list[list[str]]:
     return [
-        [said_by(lambda b=block, s=scheme: trained(sharded(b, s), squared)) for block in OLD_VIEWS]
+        [answer(lambda b=block, s=scheme: trained(sharded(b, s), squared)) for block in OLD_VIEWS]
         for scheme in SCHEMES
     ]
 
@@ -320,7 +321,7 @@ def interrupted() -> list[object]:
         with pytest.raises(KeyboardInterrupt):
             model(inputs(0, 0))
         Interrupted.is_on = False
-        said = said_by(lambda model=model: trained(model, squared))
+        said = answer(lambda model=model: trained(model, squared))
         model.zero_grad()
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         found.append((said, hooks, trained(model, squared)))

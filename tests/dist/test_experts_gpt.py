@@ -1,21 +1,19 @@
 """A GPT whose layers have experts on other ranks, under schemes, against one process."""
 
-import contextlib
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from started import run
+from gpts import NAMES, Axes, Case, assert_trains_as_one_process, made, params
+from near import assert_near
+from started import goes_on_with_the_same_bits, run, sent_by_row
 
 import lowband
 from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
-from lowband.model.gpt import GPT
-from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
@@ -28,74 +26,15 @@ MIXED = ModelSpec(
 SWITCH = MIXED.model_copy(update={"top_k": 1, "shared_experts": 0, "expert_hidden": None})
 SKEWED = MIXED.model_copy(update={"balance": "none", "top_k": 2})
 ROOT = Path(__file__).parents[2]
-STEPS, MICRO_BATCHES, CLIP, ROWS, TOKENS = 2, 2, 0.5, 2, 16
+TOKENS = 16
 TWO = {"package": 2, "node": 4}
-Axes = dict[str, Any]
 
 
-def _batches(data_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets, [steps, micro-batches, data ranks, sequences, tokens]."""
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(64, (STEPS, MICRO_BATCHES, data_ranks, ROWS, TOKENS + 1), generator=generator)
-    return tokens[..., :-1], tokens[..., 1:]
-
-
-def _alone(spec: ModelSpec, data_ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and norms before clipping, and the final weights and biases of routers, of one process."""
-    model = GPT(spec, seed=3)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
-    for inputs, targets in zip(*_batches(data_ranks), strict=True):
-        for x, y in zip(inputs, targets, strict=True):
-            loss = model(x.flatten(0, 1), y.flatten(0, 1)) / MICRO_BATCHES
-            loss.backward()
-            found.append(loss.item())
-        found.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-        lowband.balance_experts(model)
-    return found, model.state_dict()
-
-
-def _trained(
-    spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    topology = lowband.Topology(inner, lowband.Axes(**axes))
-    data = topology.along("data")
-    place = data.place // topology.axes.context
-    with torch.device("meta"):
-        model = GPT(spec, recompute=recompute)  # type: ignore[arg-type]
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
-    for inputs, targets in zip(*_batches(len(data.ranks) // topology.axes.context), strict=True):
-        micro_batches = [*zip(inputs[:, place], targets[:, place], strict=True)]
-
-        def loss_of(micro_batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            return model(*micro_batch) / MICRO_BATCHES  # type: ignore[no-any-return]
-
-        if order == "breadth":
-            losses = lowband.accumulate(model, micro_batches, loss_of)
-        else:
-            losses = []
-            for i, micro_batch in enumerate(micro_batches):
-                with lowband.no_sync(model) if i < MICRO_BATCHES - 1 else contextlib.nullcontext():
-                    losses.append(loss_of(micro_batch))
-                    losses[-1].backward()
-        means = torch.stack([loss.detach() for loss in losses])
-        torch.distributed.all_reduce(means)
-        found += (means / torch.distributed.get_world_size()).tolist()
-        found.append(float(lowband.clip_grad_norm_(model, CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-        lowband.balance_experts(model)
-        with torch.no_grad():
-            model(*micro_batches[0])  # an evaluation, which is not counted
-    return found, lowband.full_state_dict(model)
-
-
-CASES: list[tuple[int, ModelSpec, dict[str, int], Axes, str, str, str]] = [
+CASES: list[Case] = [
     (1, MIXED, {}, {}, "ddp", "depth", "none"),
     (2, MIXED, {}, {}, "zero3", "depth", "full"),  # experts as other parameters
     (2, SWITCH, {}, {"expert": 2, "route": "flat"}, "zero1", "depth", "none"),
+    (2, MIXED, {}, {"expert": 2, "route_parts": 3}, "zero3", "depth", "full"),
     (4, MIXED, TWO, {"expert": 4}, "hier3-exact", "depth", "full"),
     (4, MIXED, {"node": 2}, {"expert": 2, "route": "hops"}, "zero3", "breadth", "none"),
     (4, MIXED, {}, {"expert": 2, "tensor": 2, "sequence_parallel": True}, "zero2", "depth", "full"),
@@ -105,27 +44,19 @@ CASES: list[tuple[int, ModelSpec, dict[str, int], Axes, str, str, str]] = [
     (8, SKEWED, TWO, {"expert": 8, "copies": 4, "route": "hops"}, "hpz", "breadth", "none"),
     (8, MIXED, TWO, {"expert": 8, "route": "hops"}, "zero3", "breadth", "full"),
     (8, MIXED, TWO, {"expert": 4}, "hpz", "depth", "none"),
+    (8, MIXED, TWO, {"expert": 8, "route": "hops", "route_parts": 2}, "hpz", "breadth", "none"),
+    (8, SWITCH, TWO, {"expert": 4, "tensor": 2, "route": "flat", "route_parts": 2}, "ddp", "depth", "none"),
     (8, SWITCH, TWO, {"expert": 2, "tensor": 2, "context": 2}, "hier3-exact", "depth", "none"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "spec", "inner", "axes", "scheme", "order", "recompute"),
-    [pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 else []) for case in CASES],
-)
+@pytest.mark.parametrize(NAMES, params(CASES))
 def test_trains_as_one_process(
     ranks: int, spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
 ) -> None:
     """Losses, norms, weights; and biases, which know every token of a step once."""
-    data_ranks = ranks // int(axes.get("context", 1)) // int(axes.get("tensor", 1))
-    [(expected, weights)] = on_ranks(1, _alone, spec, data_ranks)
-    found = on_ranks(ranks, _trained, spec, inner, axes, scheme, order, recompute)
-    for theirs, _ in found:
-        assert theirs == pytest.approx(expected, rel=5e-6)
-    state = found[0][1]
-    assert list(state) == list(weights)
-    for name, value in weights.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=3e-6)
+    case = ranks, spec, inner, axes, scheme, order, recompute
+    weights = assert_trains_as_one_process(*case, rel=5e-6, atol=3e-6)
     assert spec.balance == "none" or all(
         weights[name].abs().max() > 0 for name in weights if name.endswith("router.bias")
     )
@@ -134,9 +65,7 @@ def test_trains_as_one_process(
 def _saved(folder: Path, axes: Axes, scheme: str, steps: int) -> dict[str, torch.Tensor]:
     """Train with momentum from the folder's checkpoint, if there is one, and leave another."""
     topology = lowband.Topology(TWO, lowband.Axes(**axes))
-    with torch.device("meta"):
-        model = GPT(MIXED)
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    model = made(MIXED, topology, scheme)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     checkpointer = lowband.Checkpointer(folder)
     latest = checkpointer.latest()
@@ -161,8 +90,7 @@ def test_a_checkpoint_is_resumed_under_another_expert_degree(tmp_path: Path) -> 
     on_ranks(8, _saved, tmp_path / "parts", {"expert": 2, "tensor": 2}, "hier3-exact", 1)
     on_ranks(1, _saved, tmp_path / "parts", {}, "zero1", 1)
     state = on_ranks(2, _saved, tmp_path / "parts", {"expert": 2, "route": "flat"}, "zero1", 1)[0]
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name], value, rtol=2e-5, atol=5e-6)
+    assert_near(state, expected, rtol=2e-5, atol=5e-6)
 
 
 # ---- runs
@@ -182,6 +110,12 @@ REFUSED = [
     ({"route": "twice"}, "route"),
     ({"model": RUN, "copies": 1}, "copies 1 of 4 experts of model 'gpt-200k' (allowed: 0; with expert 2"),
     ({"model": RUN, "expert": 2, "copies": 5}, "copies 5 of 4 experts"),
+    ({"model": RUN, "route_parts": 2}, "route_parts 2 beside expert 1 (allowed: 1; with expert 2 or more"),
+    ({"model": RUN, "expert": 2, "route_parts": 2, "copies": 1}, "route_parts 2 beside copies 1"),
+    (
+        {"model": RUN, "expert": 2, "route_parts": 2, "scheme": Config(ROOT).scheme("zero3")},
+        "experts: route_parts 2 under scheme 'zero3', whose weights each part would gather (allowed: 1, w",
+    ),
 ]
 
 
@@ -217,7 +151,14 @@ def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_
     for name, axes in {
         "data": {"ranks": 2, "micro_batch": 4},
         "flat": {"ranks": 4, "micro_batch": 2, "expert": 4, "route": "flat"},
-        "merged": {"ranks": 4, "micro_batch": 1, "accumulation": 2, "expert": 4, "recompute": "full"},
+        "merged": {
+            "ranks": 4,
+            "micro_batch": 1,
+            "accumulation": 2,
+            "expert": 4,
+            "recompute": "full",
+            "route_parts": 2,
+        },
         "copies": {"ranks": 4, "micro_batch": 2, "expert": 4, "copies": 1, "model": UNBALANCED},
         "stages": {
             "ranks": 4,
@@ -241,24 +182,15 @@ def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Pat
     """Merged, a copy sums its tokens in another order: so the loads that choose copies are saved, too."""
     changes = {
         "ranks": 4 * stages, "expert": 4, "copies": 2, "micro_batch": 2, "model": UNBALANCED,
-        "steps": 2, "warmup_steps": 1, "scheme": Config(ROOT).scheme("zero3"), "checkpoint_every": 1,
+        "scheme": Config(ROOT).scheme("zero3"),
     }  # fmt: skip
     if stages > 1:
         changes |= {"pipeline": 2, "layers": (2, 1), "accumulation": 2}
-    folder = run(tmp_path / "run", **changes)
-    steps = [(step.loss, step.grad_norm, step.sent) for step in folder.read_steps()]
-    weights = folder.read_outcome().weights_sha256
-    [newest] = folder.checkpoints.glob("*/step-00000002")
-    shutil.rmtree(newest)
-    folder.outcome.unlink()
-    again = run(tmp_path / "run", **changes)
-    assert again.read_outcome().resumed_from == 1
-    assert [(step.loss, step.grad_norm, step.sent) for step in again.read_steps()] == steps
-    assert again.read_outcome().weights_sha256 == weights
+    goes_on_with_the_same_bits(tmp_path / "run", **changes)
 
 
 def check_bytes(spec: RunSpec, sent: Any) -> None:
-    counted = {(s.level, s.collective, s.wire): s.bytes for s in sent}
+    counted = sent_by_row(sent)
     closed: Mapping[tuple[str, str, str], float] = step_bytes(spec)
     assert counted.keys() == closed.keys()
     for key, count in counted.items():

@@ -45,9 +45,11 @@ def kept(
     hot: tuple[int, ...] = (),
     again: bool = False,
     model: ModelSpec = MODEL,
+    parts: int = 1,
 ) -> Kept:
     """again: the forward is computed once more in the backward"""
-    topology = lowband.Topology(inner, Axes(expert=ranks, route=route, copies=len(hot)))
+    axes = Axes(expert=ranks, route=route, copies=len(hot), route_parts=parts)
+    topology = lowband.Topology(inner, axes)
     routing = lowband.Routing(EXPERTS, model.top_k)
     layer = lowband.MixtureOfExperts(HIDDEN, WIDTH, routing, gated=model.gated)
     with torch.no_grad():
@@ -82,9 +84,11 @@ def _kept(layer: torch.nn.Module, top_k: int, repeats: int, again: bool) -> tupl
     return len(x), sum(storage.nbytes() for place, storage in found.items() if place not in own)
 
 
-def closed(ranks: int, inner: dict[str, int], route: Route, model: ModelSpec = MODEL) -> float:
+def closed(
+    ranks: int, inner: dict[str, int], route: Route, model: ModelSpec = MODEL, parts: int = 1
+) -> float:
     """Bytes per token."""
-    levels, axes = Levels.fit(inner, ranks), Ways(expert=ranks, route=route)
+    levels, axes = Levels.fit(inner, ranks), Ways(expert=ranks, route=route, route_parts=parts)
     return kept_bytes_per_token(model, 8, "none", "flash", axes, of_experts=levels).block - BESIDE
 
 
@@ -104,6 +108,13 @@ def test_ranks_keep_the_closed_form(ranks: int, inner: dict[str, int], route: Ro
     found = on_ranks(ranks, kept, ranks, inner, route)
     tokens = sum(each.tokens for each in found)
     expected = tokens * closed(ranks, inner, route)
+    assert sum(each.per_token for each in found) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("route", ["flat", "merged"])
+def test_tokens_in_parts_keep_the_closed_form(route: Route) -> None:
+    found = on_ranks(4, kept, 4, TWO, route, (), False, MODEL, 3)
+    expected = sum(each.tokens for each in found) * closed(4, TWO, route, parts=3)
     assert sum(each.per_token for each in found) == pytest.approx(expected, rel=1e-12)
 
 

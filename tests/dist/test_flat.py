@@ -29,6 +29,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.records import Outcome, mean
 from lowband.spec.tiers import at
 from tests.pairwise import pairwise
+from tests.refused import answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,14 +208,8 @@ def test_groups_are_created_where_they_are_needed() -> None:
 
 
 def differing() -> str:
-    try:
-        lowband.shard(
-            Tower(), CONFIG.scheme("zero3"), Topology({}), is_layer,
-            collectives="flat" if dist.get_rank() else "hops",
-        )  # fmt: skip
-    except UserError as error:
-        return str(error)
-    return ""
+    mine = "flat" if dist.get_rank() else "hops"
+    return answer(lambda: lowband.shard(Tower(), "zero3", Topology({}), is_layer, collectives=mine))
 
 
 def test_ranks_that_differ_and_unknown_values_are_refused() -> None:

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowband
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from tests.pairwise import pairwise
+from tests.refused import answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,11 +214,7 @@ def mistakes():
         lambda: lowband.Topology({"package": 2, "node": 1}),
         lambda: lowband.Topology({"node": 0}),
     ):
-        try:
-            attempt()
-            said.append("")
-        except UserError as error:
-            said.append(str(error))
+        said.append(answer(attempt))
     return said
 
 

@@ -16,6 +16,7 @@ from lowband.spec.context import ways_of
 from lowband.spec.mesh import Levels
 from lowband.spec.model import CHUNK
 from lowband.spec.step import States
+from tests.refused import refusal
 
 B, H, D, E = 1, 3, 7, 5  # a state has 105 values, which no group divides
 STATES: tuple[States, ...] = ("pass", "gather", "scan")
@@ -269,25 +270,19 @@ def test_a_state_that_a_group_does_not_divide_is_filled_up() -> None:
 # ---- refused
 
 
-def _message(call) -> str:
-    with pytest.raises(UserError) as error:
-        call()
-    return str(error.value)
-
-
 def _refused() -> list[str]:
     topology, x = _topology((), 2), torch.zeros(1, 2, 8, 4)
     state = lowband.Context(topology, "state")
     ring = lowband.Context(topology, "ring")
     return [
-        _message(lambda: state.attention(x, x, x)),
-        _message(lambda: ring.linear_attention(x, x, x)),
-        _message(lambda: lowband.Context(topology, "heads").linear_attention(x, x, x)),
-        _message(lambda: lowband.Context(topology, "state", zigzag=True)),
-        _message(lambda: lowband.Context(topology, "state", states="tree")),  # type: ignore[arg-type]
-        _message(lambda: state.split(torch.zeros(1, 1))),
-        _message(lambda: state.linear_attention(x, x[:, :1], x)),
-        _message(lambda: state.bind(nn.Sequential(nn.Conv1d(4, 4, 3)))),
+        refusal(lambda: state.attention(x, x, x)),
+        refusal(lambda: ring.linear_attention(x, x, x)),
+        refusal(lambda: lowband.Context(topology, "heads").linear_attention(x, x, x)),
+        refusal(lambda: lowband.Context(topology, "state", zigzag=True)),
+        refusal(lambda: lowband.Context(topology, "state", states="tree")),  # type: ignore[arg-type]
+        refusal(lambda: state.split(torch.zeros(1, 1))),
+        refusal(lambda: state.linear_attention(x, x[:, :1], x)),
+        refusal(lambda: state.bind(nn.Sequential(nn.Conv1d(4, 4, 3)))),
     ]
 
 

@@ -1,13 +1,12 @@
 """Linear attention: computed, moved, kept and held, as torch counts them and by cost/linear.py."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_recompute import NORM_STATISTICS
+from kept import NORM_STATISTICS, kept_by, most_held
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -85,24 +84,12 @@ def _kept(ranks: int) -> tuple[float, float]:
         attend_along(
             model, lowband.Context(lowband.Topology({}, lowband.Axes(context=ranks)), "state", False)
         )
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}
-    tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            held[storage.data_ptr()] = storage.nbytes()
-        tensors.append(tensor)
-        return tensor
-
     tokens = MODEL.seq_len // ranks
     x = torch.randn(2, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        nn.Sequential(*model.blocks)(x)
+    kept = kept_by(model, nn.Sequential(*model.blocks), x)
     more = kept_bytes(MODEL, 1, tokens, "bf16")
     expected = kept_bytes_per_token(MODEL, MODEL.seq_len, "none", "flash", context=more).block
-    return sum(held.values()) / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
+    return kept / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -112,18 +99,11 @@ def test_what_is_kept_is_the_closed_form(ranks: int) -> None:
 
 
 def _held(tokens: int) -> float:
-    """Bytes per token in the backward at most, as torch's profiler adds them up."""
+    """Bytes per token in the backward at most."""
     q, k, v = (torch.randn(1, HEADS, tokens, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     y = linear_attention(q, k, nn.functional.pad(v, (0, 1), value=1.0))
     grad = torch.randn_like(y)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        y.backward(grad)
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak / tokens
+    return most_held(partial(y.backward, grad)) / tokens
 
 
 @pytest.mark.parametrize("tokens", [512, 1024])

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_recompute import BATCH, MODEL, NORM_STATISTICS, kept_by
+from kept import NORM_STATISTICS, kept_by
+from test_recompute import BATCH, MODEL, inputs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -50,7 +51,7 @@ def of_gpt(on: list[str]) -> int:
     """Bytes that blocks of our GPT keep, whose queries, keys and values are one matrix."""
     model = GPT(MODEL, recompute="none").bfloat16()
     adapted(model, [{"out": "attention.out"}.get(name, f"mlp.{name}") for name in on])
-    return kept_by(model, nn.Sequential(*model.blocks), MODEL.seq_len)
+    return kept_by(model, nn.Sequential(*model.blocks), inputs(MODEL.seq_len))
 
 
 def of_llama(attention: str, choices: list[list[str]]) -> list[tuple[int, int]]:
@@ -60,7 +61,7 @@ def of_llama(attention: str, choices: list[list[str]]) -> list[tuple[int, int]]:
         model = adapted(llama(attention), [MODULES[name] for name in on])
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         layer: Any = lambda x, model=model: model(inputs_embeds=x, use_cache=False)  # noqa: E731
-        found.append((trained, kept_by(model, layer, GATED.seq_len)))
+        found.append((trained, kept_by(model, layer, inputs(GATED.seq_len))))
     return found
 
 

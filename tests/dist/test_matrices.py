@@ -222,7 +222,7 @@ def load_in_between(step: int, model: nn.Module, matrices: lowband.Matrices) -> 
                 parameter.mul_(0.5)
 
 
-def train_whole_changed() -> dict[str, torch.Tensor]:
+def train_whole_changed(act: Callable[..., None] = load_in_between) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = Model()
     named = dict(model.named_parameters())
@@ -233,7 +233,7 @@ def train_whole_changed() -> dict[str, torch.Tensor]:
     )
     for step in range(STEPS):
         model(tokens_of(step)).backward()
-        load_in_between(step, model, None)
+        act(step, model, None)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -243,6 +243,55 @@ def train_whole_changed() -> dict[str, torch.Tensor]:
 def test_values_that_changed_between_two_steps_reach_the_owner() -> None:
     [reference] = on_ranks(1, train_whole_changed)
     check_close(on_ranks(4, train, "hier3-exact", load_in_between)[0][0], reference)
+
+
+def swap_in_between(step: int, model: nn.Module, _: lowband.Matrices | None) -> None:
+    """Two matrices of a unit have each other's values, and the rows of another one change places."""
+    if step != 2:
+        return
+    flat = {name: p.detach().clone().flatten() for name, p in model.named_parameters()}
+    up, down, tiny = "blocks.0.up.weight", "blocks.0.down.weight", "blocks.1.tiny.weight"
+    flat[up], flat[down] = flat[down], flat[up]
+    flat[tiny][:51] = flat[tiny][:51].roll(17)  # without the padding behind a shard
+    with torch.no_grad():
+        for name in (up, down, tiny):
+            parameter = model.get_parameter(name)
+            parameter.copy_(flat[name].view_as(parameter))
+
+
+def test_values_that_changed_places_reach_the_owner() -> None:
+    """On one rank, whose shards are whole matrices."""
+    [expected] = on_ranks(1, train_whole_changed, swap_in_between)
+    check_close(on_ranks(1, train, "zero3", swap_in_between)[0][0], expected)
+
+
+def stepped_beside() -> list[str]:
+    """Steps that would leave out matrices' gradients: outside of the context, and with a closure in it."""
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    matrices, said = lowband.Matrices(model), []
+    optimizers = muon(matrices.parameters()), torch.optim.LBFGS(matrices.parameters())
+
+    def closure() -> float:
+        loss = model(tokens_of(0))
+        loss.backward()
+        return float(loss)
+
+    for optimizer, given, context in zip(
+        optimizers, ((), (closure,)), (nullcontext(), matrices), strict=True
+    ):
+        closure()
+        with pytest.raises(UserError) as error, context:
+            optimizer.step(*given)
+        said.append(str(error.value))
+    return said
+
+
+def test_gradients_that_have_not_come_to_the_matrices_are_not_left_out() -> None:
+    assert on_ranks(2, stepped_beside)[0] == [
+        f"{kind}: the gradient of 'blocks.0.up.weight' has not come to its matrix "
+        "(allowed: optimizer.step() in `with matrices`, behind the backward)"
+        for kind in ("Muon", "LBFGS")
+    ]
 
 
 def misused(how: str) -> str:

@@ -11,6 +11,7 @@ import lowband
 from lowband.engine.jobs.one_byte import MOST_WORKERS, Record
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.refused import refusal
 from tests.waiting import wait_for
 
 ROUNDS, EPSILON, SEED = 5, 1e-2, 3
@@ -216,9 +217,7 @@ def _too_late() -> tuple[list[torch.Tensor], int, str]:
         dist.barrier()
         one = _worker(store)
     if dist.get_rank() > 0:
-        with pytest.raises(UserError) as caught:
-            _step(one)
-        said = str(caught.value)
+        said = refusal(_step, one)
     found = _weights(one), one.round, said
     dist.barrier()
     return found
@@ -281,9 +280,7 @@ def _refused() -> list[str]:
     store, found = dist.HashStore(), []
 
     def note(**options: object) -> None:
-        with pytest.raises(UserError) as error:
-            _worker(store, **{"worker": 0, "patience_s": 0.1, **options})
-        found.append(str(error.value))
+        found.append(refusal(_worker, store, **{"worker": 0, "patience_s": 0.1, **options}))
 
     note()  # nobody has begun
     one = _worker(store, begins=(0,))
@@ -293,9 +290,7 @@ def _refused() -> list[str]:
     note(worker=MOST_WORKERS)
     note(epsilon=0.0)
     before = _weights(one)
-    with pytest.raises(UserError) as error:
-        one.step(lambda: torch.tensor(float("nan")))
-    found.append(str(error.value))
+    found.append(refusal(lambda: one.step(lambda: torch.tensor(float("nan")))))
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))
     assert one.sent_bytes == 0
     with pytest.raises(ZeroDivisionError):
@@ -352,9 +347,7 @@ def _without_a_store() -> str:
     dist.barrier()
     if dist.get_rank() == 0:
         return ""
-    with pytest.raises(UserError) as error:
-        _step(one)
-    return str(error.value)
+    return refusal(_step, one)
 
 
 def test_a_store_that_is_gone_is_one_line() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from near import assert_near
 from torch import nn
 
 import lowband
@@ -133,8 +134,7 @@ def test_states_are_saved_for_other_ranks_and_schemes(kind: str, tmp_path: Path)
     expected = on_ranks(2, resumed, kind, str(tmp_path / "whole"), range(4), ZERO3)[0]
     on_ranks(2, resumed, kind, str(tmp_path / "parts"), range(2), ZERO3)
     state = on_ranks(4, resumed, kind, str(tmp_path / "parts"), range(2, 4), HSDP)[0]
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-6, msg=name)
+    assert_near(state, expected, rtol=1e-6, atol=1e-6)
 
 
 def found_norms() -> tuple[list[float], list[float], str]:
@@ -176,8 +176,7 @@ def test_the_known_ones_are_right(package: str) -> None:
     found = on_ranks(2, by_class, package, True, time_limit_s=300)[0]
     [expected] = on_ranks(1, by_class, package, False, time_limit_s=300)
     for name, weights in expected.items():
-        for each, value in weights.items():
-            torch.testing.assert_close(found[name][each], value, rtol=1e-6, atol=1e-7, msg=f"{name} {each}")
+        assert_near(found[name], weights, rtol=1e-6, atol=1e-7)
 
 
 def by_class(package: str, is_sharded: bool) -> dict[str, dict[str, torch.Tensor]]:

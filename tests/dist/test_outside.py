@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowband
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.refused import answer
 
 ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
@@ -245,11 +245,7 @@ def refusals() -> dict[str, str]:
         for program in REFUSED:
             for graphs in (True, False) if program not in NEED_GRAPHS else (True,):
                 with torch.set_grad_enabled(graphs):
-                    try:
-                        program(model)
-                        said = "nothing was raised"
-                    except UserError as error:
-                        said = str(error)
+                    said = answer(program, model)
                 found[f"{program.__name__} {scheme.name} {'graphs' if graphs else 'no_grad'}"] = said
                 model.zero_grad()
     return found

@@ -13,6 +13,7 @@ from peer_checkpoints import LAST, SAVED, Block, Net, batch, groups, mean_loss, 
 from torch import nn
 
 import lowband
+from lowband.engine.checkpoint.peer_checkpoint import _stored
 from lowband.run.on_ranks import on_ranks
 from lowband.trainers import deepspeed as peer
 
@@ -90,6 +91,22 @@ def weights_alone(folder: Path) -> tuple[bool, int]:
     model, _ = sharded()
     extra = lowband.load_peer_checkpoint(folder, model)
     return lowband.full_state_dict(model), extra["step"]
+
+
+class Counting:
+    """A reader of a checkpoint whose counts of steps are numbers, as DeepSpeed's are."""
+
+    def states(self, _: str) -> dict[str, int]:
+        return {"step": 1001}  # which bf16 has not
+
+
+def count_in_bf16() -> list[float]:
+    torch.set_default_dtype(torch.bfloat16)
+    return _stored(Counting(), "optimizer.step.head.weight").read(0, 1).tolist()
+
+
+def test_a_count_of_steps_is_whole_whatever_the_default_dtype_is() -> None:
+    assert on_ranks(1, count_in_bf16) == [[1001.0]]
 
 
 def test_weights_alone(saved) -> None:

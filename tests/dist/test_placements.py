@@ -72,7 +72,7 @@ def levels_of(scheme: Scheme) -> tuple[str, str | None, str, str]:
 ON_4, ON_8 = placements(ONE_LEVEL, 4), placements(THREE_LEVELS, 8)
 # Of four levels those that use the innermost: the others are those of three levels.
 ON_16 = [each for each in placements(FOUR_LEVELS, 16) if "die" in each.model_dump().values()]
-FEW = covering([levels_of(each) for each in ON_8])  # any two of weights, secondary, grads, optim
+FEW = covering([levels_of(each) for each in ON_8], size=1)  # any of weights, secondary, grads, optim
 FOUR = [each for each in ON_16 if levels_of(each) == ("package", "die", "node", "world")]
 
 

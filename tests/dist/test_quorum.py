@@ -25,6 +25,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.refused import refusal
 
 
 @pytest.fixture
@@ -199,9 +200,9 @@ def _refused() -> list[str]:
     def note(scheme: Scheme, select: slice = slice(None), **options: Any) -> None:
         model = lowband.shard(module(), scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
         optimizer = optimizer_of(list(model.parameters())[select])
-        with pytest.raises(UserError) as error:
-            lowband.Quorum(model, optimizer, store, **{"replica": 0, "begins": [0], **options})
-        said.append(str(error.value))
+        said.append(
+            refusal(lowband.Quorum, model, optimizer, store, **{"replica": 0, "begins": [0], **options})
+        )
 
     def scheme(**options: Any) -> Scheme:
         sync = Sync(beyond="node", every=EVERY, **{**NESTEROV, **options})
@@ -242,9 +243,7 @@ def _misused(folder: Path) -> list[str]:
     said = []
 
     def refused(call: Callable[[], object]) -> None:
-        with pytest.raises(UserError) as error:
-            call()
-        said.append(str(error.value))
+        said.append(refusal(call))
 
     model, optimizer, quorum = _alone()
     checkpointer = lowband.Checkpointer(folder)
@@ -345,9 +344,7 @@ def test_nobody_is_left_when_all_that_had_the_state_are_gone() -> None:
     request = asker.ask()
 
     def said() -> str:
-        with pytest.raises(UserError) as error:
-            asker.offered(request, -1, time.monotonic())
-        return str(error.value)
+        return refusal(lambda: asker.offered(request, -1, time.monotonic()))
 
     first, second, third = (Rounds(store, replica, 1.0) for replica in range(3))
     for each in (first, second):

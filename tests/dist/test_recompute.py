@@ -5,12 +5,12 @@ from functools import cache
 import pytest
 import torch
 import torch.distributed as dist
+from kept import NORM_STATISTICS, kept_by
 from named import CONFIG, SCHEMES, Topologies
 from test_parity import QUANTIZED, SPEC, optimizer_of, stepped
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -26,34 +26,16 @@ from lowband.spec.model import ModelSpec
 
 MODEL = ModelSpec(name="even", layers=3, hidden=64, heads=4, vocab=96, seq_len=32, source="test")
 BATCH = 2
-# Of each token LayerNorm keeps a mean and a deviation, which the closed form leaves out; 16 bit on a CPU.
-NORM_STATISTICS = 2 * 2 * 2
 
 
-def kept_by(model: nn.Module, layer: nn.Module, tokens: int) -> int:
-    """Bytes that autograd keeps of a forward of `layer`, parameters of the model left out."""
-    local = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor  # noqa: E731
-    parameters = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}
-    tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = local(tensor).untyped_storage()
-        if storage.data_ptr() not in parameters:
-            held[storage.data_ptr()] = storage.nbytes()
-        tensors.append(tensor)
-        return tensor
-
-    x = torch.randn(BATCH, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x)
-    return sum(held.values())
+def inputs(tokens: int) -> torch.Tensor:
+    return torch.randn(BATCH, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
 
 
 def kept(recompute: str) -> int:
     """Bytes of activations that a forward pass over the blocks keeps, parameters left out."""
     model = GPT(MODEL, recompute=recompute).bfloat16()  # type: ignore[arg-type]
-    return kept_by(model, nn.Sequential(*model.blocks), MODEL.seq_len)
+    return kept_by(model, nn.Sequential(*model.blocks), inputs(MODEL.seq_len))
 
 
 @pytest.mark.parametrize(("recompute", "statistics"), [("none", NORM_STATISTICS), ("full", 0)])
@@ -75,7 +57,7 @@ def kept_by_a_sharded_sequence() -> int:
         "3": RowwiseParallel(output_layouts=divided),
     }
     parallelize_module(layer, mesh, plan)
-    return kept_by(layer, layer, MODEL.seq_len // ranks)
+    return kept_by(layer, layer, inputs(MODEL.seq_len // ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -32,6 +32,7 @@ from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests.refused import answer
 from tests.waiting import wait_for
 
 
@@ -299,7 +300,6 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def start_as(changes: dict[str, object]) -> str:
     """What rank 1 is told when it starts with a changed spec or code."""
-    from lowband.errors import UserError
     from lowband.run import train
 
     spec = SMOKE["smoke-gpt-200k-zero3-n0004-b2-s64-r1"]
@@ -308,11 +308,7 @@ def start_as(changes: dict[str, object]) -> str:
         if "source" in changes:
             train.source_sha256 = lambda: changes["source"]
     text = changes.get("text", "one") if dist.get_rank() == 1 else "one"
-    try:
-        train._check_same_start(spec, {"sha256": text})
-    except UserError as error:
-        return str(error)
-    return ""
+    return answer(train._check_same_start, spec, {"sha256": text})
 
 
 @pytest.mark.parametrize(

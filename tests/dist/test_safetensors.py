@@ -19,6 +19,7 @@ import lowband
 from lowband.engine.checkpoint import safetensors_files
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.refused import refusal
 
 SIZES = {
     "vocab_size": 67,
@@ -122,11 +123,11 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def refused(folder: Path) -> str:
     with torch.device("meta"):
         model = nn.Linear(3, 5)
-    with pytest.raises(UserError) as error:
-        lowband.shard(
+    return refusal(
+        lambda: lowband.shard(
             model, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, init=lowband.Safetensors(folder)
         )
-    return str(error.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,7 @@ def written_again(folder: Path) -> list[str]:
             assert (folder / f"with {name}" / name).is_file()
         for parameter in model.parameters():
             parameter.data.zero_()
-        with pytest.raises(UserError) as error:
-            lowband.save_safetensors(model, folder / f"with {name}")
-        said.append(str(error.value))
+        said.append(refusal(lowband.save_safetensors, model, folder / f"with {name}"))
     return said
 
 
@@ -200,9 +199,7 @@ def unwritable(folder: Path) -> list[str]:
     for name in ("taken", "file/folder"):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
         model = lowband.shard(model, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, torch.float32)
-        with pytest.raises(UserError) as error:
-            lowband.save_safetensors(model, folder / name)
-        said.append(str(error.value))
+        said.append(refusal(lowband.save_safetensors, model, folder / name))
     return said
 
 

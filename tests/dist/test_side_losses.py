@@ -7,13 +7,14 @@ import reference
 import torch
 import torch.distributed as dist
 from modules import inputs
-from side_losses import CHAINED, PROGRAMS, Block, alone, said_by
+from side_losses import CHAINED, PROGRAMS, Block, alone
 from test_parity import CONFIG
 
 import lowband
 from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.refused import answer
 
 RANKS, STEPS, MICRO_BATCHES = 4, 2, 2
 INNER = {"package": 2, "node": 2}
@@ -130,7 +131,7 @@ def changed_between(scheme: str) -> list[str]:
         with torch.no_grad():
             for parameter in model.blocks[1].parameters():
                 parameter.mul_(2)
-        said.append(said_by(side.backward if is_frozen else partial(torch.autograd.grad, side, arrives)))
+        said.append(answer(side.backward if is_frozen else partial(torch.autograd.grad, side, arrives)))
     return said
 
 
@@ -149,20 +150,20 @@ def refusals() -> list[str]:
         alone(model, x).backward()
         kept = alone(model, x)
         sgd(model.parameters()).step()
-        said.append(said_by(kept.backward))
+        said.append(answer(kept.backward))
 
     model = sharded("after", "zero3", topology)
     y = model(x)
     model.zero_grad()
-    said.append(said_by(lambda: model.blocks[0].side.grad_fn.next_functions and saved_weight(y)))
+    said.append(answer(lambda: model.blocks[0].side.grad_fn.next_functions and saved_weight(y)))
 
     model, listed = sharded("after", "zero3", topology), []
     for block in model.blocks:
         block.register_forward_hook(lambda block, _args, _out: listed.append(block.side))
-    said.append(said_by(lambda: lowband.accumulate(model, [x, x], lambda x: model(x).mean() + sum(listed))))
+    said.append(answer(lambda: lowband.accumulate(model, [x, x], lambda x: model(x).mean() + sum(listed))))
 
     model = sharded("a gradient inside of units", "zero3", topology)
-    said.append(said_by(lambda: lowband.accumulate(model, [x], lambda x: model(x).mean())))
+    said.append(answer(lambda: lowband.accumulate(model, [x], lambda x: model(x).mean())))
     return said
 
 

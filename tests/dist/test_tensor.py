@@ -30,6 +30,7 @@ from lowband.spec.tensor import (
     gpt_plan,
     rule_of,
 )
+from tests.refused import refusal
 
 SMALL = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 TIED = SMALL.model_copy(update={"tied_head": True, "positions": "rotary"})
@@ -174,9 +175,7 @@ def _refusals() -> list[str]:
     rank = topology.rank
 
     def said(module: nn.Module, plan: Plan, on: lowband.Topology = topology) -> str:
-        with pytest.raises(UserError) as error:
-            lowband.parallelize(module, plan, on)
-        return str(error.value)
+        return refusal(lowband.parallelize, module, plan, on)
 
     cut = lowband.parallelize(nn.Sequential(nn.Linear(8, 8)), {"0": Column()}, topology)
     torch.manual_seed(rank)

@@ -15,10 +15,10 @@ import lowband
 from lowband.engine.checkpoint.manifest import FORMAT, Damaged, Manifest, _sum
 from lowband.engine.units.parts import along_tensor
 from lowband.engine.units.slice_of import is_partial, slice_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.activations import SHARED_REDUCE
 from lowband.spec.tensor import Column, Join, Plan, Row, Split, Tokens, Vocabulary, Whole
+from tests.refused import refusal
 
 
 def _topology(sequence: bool = False) -> lowband.Topology:
@@ -150,9 +150,7 @@ def _refusals() -> list[str]:
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.fill_(1)
-        with pytest.raises(UserError) as error:
-            lowband.parallelize(module, plan, on)
-        texts.append(str(error.value))
+        texts.append(refusal(lowband.parallelize, module, plan, on))
     return texts
 
 

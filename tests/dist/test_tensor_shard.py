@@ -1,77 +1,27 @@
 """Tensor ranks beside a data axis with schemes on it, against one process that trains the whole model."""
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from gpts import CLIP, Axes, assert_trains_as_one_process, batches, made, trained
+from near import assert_near
 from safetensors.torch import load_file
-from started import run
+from started import run, sends_the_closed_form
 
 import lowband
-from lowband.cost.contents import step_bytes
-from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-from lowband.spec.run import RunSpec
 from lowband.spec.tensor import gpt_plan
+from tests.refused import refusal
 
 SPEC = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 ROOT = Path(__file__).parents[2]
-STEPS, MICRO_BATCHES, CLIP = 2, 2, 0.5
-Axes = dict[str, int | bool]
-
-
-def _batches(data_ranks: int) -> torch.Tensor:
-    """[steps, micro-batches, data ranks, sequences, tokens]"""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(64, (STEPS, MICRO_BATCHES, data_ranks, 2, 17), generator=generator)
-
-
-def _alone(data_ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Norms before clipping, and the final weights, of one process."""
-    model = GPT(SPEC, seed=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    norms = []
-    for step in _batches(data_ranks):
-        for batch in step.flatten(0, 1):
-            (model(batch[:, :-1], batch[:, 1:]) / (MICRO_BATCHES * data_ranks)).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms, model.state_dict()
-
-
-def _trained(
-    inner: Mapping[str, int], axes: Axes, scheme: str, order: str
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    topology = lowband.Topology(inner, lowband.Axes(**axes))  # type: ignore[arg-type]
-    data = topology.along("data")
-    with torch.device("meta"):
-        model = GPT(SPEC)
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    norms = []
-    for step in _batches(len(data.ranks))[:, :, data.place]:
-
-        def loss_of(batch: torch.Tensor) -> torch.Tensor:
-            return model(batch[:, :-1], batch[:, 1:]) / MICRO_BATCHES  # type: ignore[no-any-return]
-
-        if order == "breadth":
-            lowband.accumulate(model, [*step], loss_of)
-        else:
-            for i, batch in enumerate(step):
-                with lowband.no_sync(model) if i < MICRO_BATCHES - 1 else contextlib.nullcontext():
-                    loss_of(batch).backward()
-        norms.append(float(lowband.clip_grad_norm_(model, CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms, lowband.full_state_dict(model)
 
 
 CASES = [
@@ -92,24 +42,16 @@ CASES = [
 def test_trains_as_one_process(
     ranks: int, inner: dict[str, int], axes: Axes, scheme: str, order: str
 ) -> None:
-    data_ranks = ranks // int(axes["tensor"])
-    [(norms, weights)] = on_ranks(1, _alone, data_ranks)
-    found = on_ranks(ranks, _trained, inner, axes, scheme, order)
-    for theirs, _ in found:
-        assert theirs == found[0][0]
-        assert theirs == pytest.approx(norms, rel=1e-6)
-    assert norms[0] > CLIP
-    state = found[0][1]
-    assert list(state) == list(weights)
-    for name, value in weights.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=2e-6)
-    assert not any(other for _, other in found[1:])
+    assert_trains_as_one_process(ranks, SPEC, inner, axes, scheme, order, "none")
 
 
 @pytest.mark.parametrize("sequence", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_schemes_give_the_same_bits(sequence: bool) -> None:
     axes: Axes = {"tensor": 2, "sequence_parallel": sequence}
-    runs = [on_ranks(4, _trained, {}, axes, scheme, "breadth")[0] for scheme in ("ddp", "zero1", "zero3")]
+    runs = [
+        on_ranks(4, trained, SPEC, batches, {}, axes, scheme, "breadth")[0]
+        for scheme in ("ddp", "zero1", "zero3")
+    ]
     for norms, weights in runs[1:]:
         assert norms == runs[0][0]
         assert all(torch.equal(weights[name], value) for name, value in runs[0][1].items())
@@ -117,24 +59,22 @@ def test_schemes_give_the_same_bits(sequence: bool) -> None:
 
 def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of steps from `first` on, after step 0 was saved by another division; saves it if first is 0."""
-    topology = lowband.Topology({}, lowband.Axes(**axes))  # type: ignore[arg-type]
+    topology = lowband.Topology({}, lowband.Axes(**axes))
     data = topology.along("data")
-    with torch.device("meta"):
-        model = GPT(SPEC)
-    on_job(model, Config().scheme("zero3"), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    model = made(SPEC, topology, "zero3")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     checkpointer = lowband.Checkpointer(folder)
     if first:
         assert checkpointer.load_newest(model, optimizer) == {"step": 0}
     losses = []
-    for number, step in enumerate(_batches(4)):
+    for number, step in enumerate(zip(*batches(4), strict=True)):
         if number < first:
             continue
-        mine = step.flatten(0, 1).chunk(len(data.ranks))[data.place]
+        inputs, targets = (each.flatten(0, 1).chunk(len(data.ranks))[data.place] for each in step)
         total = torch.zeros(())
-        for i, batch in enumerate(mine):
-            with lowband.no_sync(model) if i < len(mine) - 1 else contextlib.nullcontext():
-                loss = model(batch[:, :-1], batch[:, 1:]) / len(mine)
+        for i, batch in enumerate(zip(inputs, targets, strict=True)):
+            with lowband.no_sync(model) if i < len(inputs) - 1 else contextlib.nullcontext():
+                loss = model(*batch) / len(inputs)
                 loss.backward()
             total += loss.detach()
         everyones = [torch.zeros(()) for _ in range(dist.get_world_size())]
@@ -171,19 +111,17 @@ def test_a_checkpoint_is_read_under_any_division(
     folder, losses, weights = saved
     again, resumed = on_ranks(ranks, _saved_and_continued, folder, axes, 1)[0]
     assert again == pytest.approx(losses[1:], rel=1e-5)
-    for name, value in weights.items():
-        torch.testing.assert_close(resumed[name], value, rtol=1e-4, atol=2e-5)
+    assert_near(resumed, weights, rtol=1e-4, atol=2e-5)
 
 
 def _exported(folder: Path) -> bool:
     topology = lowband.Topology({}, lowband.Axes(tensor=2))
+    model = made(SPEC, topology, "zero3")
     with torch.device("meta"):
-        model, again = GPT(SPEC), GPT(SPEC)
-    zero3 = Config().scheme("zero3")
-    on_job(model, zero3, topology, compute_dtype=torch.float32, seed=3, device="cpu")
+        again = GPT(SPEC)
     lowband.save_safetensors(model, folder)
     lowband.parallelize(again, gpt_plan(SPEC), topology)
-    lowband.shard(again, zero3, topology, Block, init=lowband.Safetensors(folder), device="cpu")
+    lowband.shard(again, "zero3", topology, Block, init=lowband.Safetensors(folder), device="cpu")
     first, second = lowband.full_state_dict(model), lowband.full_state_dict(again)
     return all(torch.equal(second[name], value) for name, value in first.items())
 
@@ -201,15 +139,10 @@ def test_safetensors_have_whole_weights(tmp_path: Path) -> None:
 def _optimizers_refused() -> list[str]:
     topology = lowband.Topology({}, lowband.Axes(tensor=2))
     model = on_job(GPT(SPEC), Config().scheme("zero3"), topology, compute_dtype=torch.float32)
-    texts = []
-    with pytest.raises(UserError) as error:
-        lowband.Matrices(model)
-    texts.append(str(error.value))
+    texts = [refusal(lowband.Matrices, model)]
     model(torch.zeros(1, 16, dtype=torch.long), torch.zeros(1, 16, dtype=torch.long)).backward()
     for kind in (lowband.Lamb, lowband.Adafactor):
-        with pytest.raises(UserError) as error:
-            kind(model.parameters(), lr=1e-3).step()
-        texts.append(str(error.value))
+        texts.append(refusal(kind(model.parameters(), lr=1e-3).step))
     return texts
 
 
@@ -231,6 +164,4 @@ def test_a_run_along_tensor_has_the_losses_and_bytes_of_its_closed_forms(tmp_pat
         found[name] = run(tmp_path / name, **changes, **axes)
     losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
     assert losses["tensor"] == pytest.approx(losses["data"], rel=1e-5)
-    spec = RunSpec.read_json(found["tensor"].spec)
-    for step in [*found["tensor"].read_steps()][1:]:  # the first one has no new weights to fetch
-        assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
+    sends_the_closed_form(found["tensor"])

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from test_checkpoint_stages import Found, trained, whole
-from test_run_stages import MODEL, WIDE, run
+from near import assert_near
+from test_checkpoint_stages import Found, by_name, trained
+from test_run_stages import MODEL, WIDE, assert_is_the_run_without
 
-from lowband.cost.contents import step_bytes
-from lowband.cost.stages import stages_states
 from lowband.run.on_ranks import on_ranks
 
 SEVEN = MODEL.model_copy(update={"layers": 7})
@@ -54,18 +52,7 @@ def test_a_run_in_uneven_stages_is_the_run_without(
     tmp_path: Path, changes: dict[str, Any], error: float
 ) -> None:
     """Also with fewer micro-batches than ranks."""
-    spec, folder, outcome = run(tmp_path / "stages", **{"model": SEVEN, **changes})
-    whole = {k: v for k, v in changes.items() if k not in ("pipeline", "schedule", "chunks", "layers")}
-    whole |= {"ranks": spec.ranks // spec.pipeline, "order": "breadth"}
-    _, expected, theirs = run(tmp_path / "whole", **{"model": SEVEN, **whole})
-    mine, other = [*folder.read_steps()], [*expected.read_steps()]
-    assert [step.loss for step in mine] == pytest.approx([step.loss for step in other], rel=error, abs=0)
-    assert min(step.grad_norm for step in mine) > spec.grad_clip  # a clip bites
-    assert (outcome.weights_sha256 == theirs.weights_sha256) == (not error)
-    held = {state.kind: state.bytes for state in outcome.states}
-    assert {kind: held.get(kind, 0) for kind in stages_states(spec)} == stages_states(spec)
-    for step in mine[1:]:
-        assert {(s.level, s.collective, s.wire): s.bytes for s in step.sent} == step_bytes(spec)
+    assert_is_the_run_without(tmp_path, {"model": SEVEN, **changes}, error)
 
 
 def test_a_checkpoint_is_read_under_any_layers(tmp_path: Path) -> None:
@@ -79,7 +66,4 @@ def test_a_checkpoint_is_read_under_any_layers(tmp_path: Path) -> None:
     ):
         again: list[Found] = on_ranks(ranks, trained, tmp_path, axes, 1, schedule, SEVEN, layers)
         assert again[0][0] == pytest.approx(saved[0][0][1:], rel=error, abs=0)
-        before, after = whole(saved), whole(again)
-        assert before.keys() == after.keys()
-        for name, value in before.items():
-            torch.testing.assert_close(after[name], value, rtol=10 * error, atol=2 * error)
+        assert_near(by_name(again), by_name(saved), rtol=10 * error, atol=2 * error)

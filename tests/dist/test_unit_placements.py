@@ -12,10 +12,10 @@ from torch import nn
 import lowband
 from lowband.cost.bytes import transfers
 from lowband.engine.passes.engine import engine_of
-from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from tests.refused import answer
 
 INNER = {"package": 2, "node": 4}
 WIDE = Scheme(name="wide", weights="world", grads="world", optim="world")
@@ -170,11 +170,7 @@ def test_shards_know_their_whole() -> None:
 
 def differing() -> str:
     own = LAYERED if dist.get_rank() == 1 else NEAR
-    try:
-        sharded(lambda unit, _: own if unit == "layers.2" else None)
-    except UserError as error:
-        return str(error)
-    return ""
+    return answer(lambda: sharded(lambda unit, _: own if unit == "layers.2" else None))
 
 
 def test_ranks_must_place_alike() -> None:

@@ -47,10 +47,11 @@ sys.exit(code)
 """
 
 
-def test_no_input_is_a_defect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", [1, pytest.param(2, marks=pytest.mark.wide)])
+def test_no_input_is_a_defect(inputs: int, tmp_path: Path) -> None:
     """Nor is what takes seconds to import left to a call, where the limit of time could end it."""
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, "--inputs", "2", "--out", str(tmp_path / "inputs.csv")],
+        [sys.executable, "-c", WATCHED, "--inputs", str(inputs), "--out", str(tmp_path / "inputs.csv")],
         cwd=ROOT, capture_output=True, text=True, timeout=1700,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,14 +27,17 @@ def sample() -> list[Case]:
 
 
 def few() -> list[Case]:
-    """Of the sample, cases that show every feature each number of ranks has in it."""
+    """Of the sample, cases with every number of ranks, and every feature on few ranks and on many."""
     cases, kept = sample(), []
-    missing = {(c.ranks, feature) for c in cases for feature in c.features}
+    missing = set().union(*map(shows, cases))
     while missing:
-        best = max(cases, key=lambda c: len(missing & {(c.ranks, feature) for feature in c.features}))
-        kept.append(best)
-        missing -= {(best.ranks, feature) for feature in best.features}
+        kept.append(max(cases, key=lambda c: len(missing & shows(c))))
+        missing -= shows(kept[-1])
     return kept
+
+
+def shows(drawn: Case) -> set[Any]:
+    return {drawn.ranks, *((drawn.ranks > 3, feature) for feature in drawn.features)}
 
 
 @pytest.fixture(scope="module", params=[few, pytest.param(sample, marks=pytest.mark.wide)])

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from lowband.cost.experts import crossings, hit
+from lowband.cost.experts import crossings, hit, in_turns_s
 from lowband.spec.mesh import Levels
 from lowband.spec.step import Route
 
@@ -68,3 +68,16 @@ def test_published_ratios() -> None:
     assert 8 * 3 / 4 / float(3 * hit(64, 8, 4)) == pytest.approx(2.19, abs=0.005)
     assert float(15 * hit(256, 8, 16)) == pytest.approx(6.12, abs=0.005)
     assert 2 * 47 / 48 / float(47 * hit(384, 2, 48)) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 8])
+@pytest.mark.parametrize("ahead", [1, 2, 8])
+def test_parts_take_turns(turns: int, ahead: int) -> None:
+    """By hand where one of the two decides: the experts, between the first part's way and the last one's
+    back; or the links, which are idle for one part's experts alone. In one part nothing is hidden."""
+    assert in_turns_s(1, 3.0, 5.0, 2.0, ahead) == 10
+    slow_experts = in_turns_s(turns, 0.3, 24.0, 0.2, ahead)
+    waits = 0 if ahead > 1 else 0.5 * (turns - 1) / turns  # for the way back, and the next part's there
+    assert slow_experts == pytest.approx(24 + 0.5 / turns + waits)
+    if turns > 1 and ahead > 1:
+        assert in_turns_s(turns, 24.0, 0.3, 24.0, ahead) == pytest.approx(48)

@@ -4,7 +4,9 @@ import pandas as pd
 import pytest
 
 from lowband.evidence.tables.build import builder
+from lowband.evidence.tables.entries import TABLES, Table
 from lowband.evidence.tables.points import POINT
+from tests.refused import refusal
 
 
 def runs(suite: str, **columns: list[object]) -> pd.DataFrame:
@@ -65,3 +67,18 @@ def test_the_first_compiled_step_is_apart() -> None:
     [row] = builder("compiled_steps")(steps).to_dict("records")
     assert (row["step_s_eager"], row["step_s_compiled"], row["first_s_compiled"]) == (3, 1.5, 50)
     assert row["compiled_over_eager"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (None, "tables.yaml: mine: no file lowband/evidence/tables/derived/mine.py (allowed: "),
+        ("tables.nope:build", "tables.yaml: mine: no file lowband/evidence/tables/nope.py (allowed: "),
+        ("tables.view:nope", "tables.yaml: mine: no 'nope' in tables.view (allowed: "),
+    ],
+)
+def test_a_table_without_its_code_is_refused_in_one_line(
+    build: str | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TABLES, "mine", Table(name="mine", sources=(), build=build))
+    assert refusal(builder, "mine").startswith(line)

@@ -101,7 +101,8 @@ def test_what_spec_would_ignore_is_refused(
         ([*PREDICT, "--copies", "0", "2"], "--copies: would change nothing (allowed: with --ep 2 or more)"),
         (
             [*PREDICT, "--recompute", "none", "--recompute-layers", "3"],
-            "--recompute-layers: would change nothing (allowed: with --recompute selective, op or full)",
+            "--recompute-layers: would change nothing "
+            "(allowed: with --recompute selective, op, full or host)",
         ),
         (
             [*PLAN, "--global-batch", "10000001"],

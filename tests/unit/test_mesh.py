@@ -13,6 +13,7 @@ from lowband.spec.axes import Axes
 from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
 from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
+from tests.refused import refusal
 
 
 def test_the_example() -> None:
@@ -100,9 +101,7 @@ def test_what_is_stored_of_axes_has_no_axis_of_one_rank() -> None:
     ],
 )
 def test_wrong_axes_are_refused_in_one_line(wrong: dict[str, object], text: str) -> None:
-    with pytest.raises(UserError) as error:
-        Axes(**wrong)
-    assert str(error.value).startswith(text)
+    assert refusal(Axes, **wrong).startswith(text)
     with pytest.raises(UserError, match=r"^Scheme: key 'grads' is missing$"):
         Scheme(name="mine", weights="self", optim="world")
 

@@ -6,14 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lowband.evidence.validation.offload_logs import (
-    BOUNDS,
-    SETTINGS,
-    fitted,
-    offload_constants,
-    offload_logs,
-    offload_strides,
-)
+from lowband.evidence.validation.offload_fit import BOUNDS, SETTINGS, fitted
+from lowband.evidence.validation.offload_logs import offload_constants, offload_logs, offload_strides
 from lowband.spec.config import Config
 
 CONFIG = Config(Path(__file__).parents[2])

@@ -11,6 +11,7 @@ from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.plain_data import MOST_VALUES, parse_json, parse_yaml, read_yaml
 from lowband.spec.yaml_model import Strict
+from tests.refused import refusal
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -31,11 +32,9 @@ class Named(Strict):
 def test_yaml_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text(text)
-    with pytest.raises(UserError) as found:
-        read_yaml(path)
-    assert "file.yaml" in str(found.value)
-    assert "\n" not in str(found.value)
-    assert len(str(found.value)) < 1000
+    said = refusal(read_yaml, path)
+    assert "file.yaml" in said
+    assert len(said) < 1000
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,7 @@ def test_aliases_are_read_up_to_the_limit() -> None:
 
 
 def test_a_message_is_one_printable_line_of_bounded_length() -> None:
-    with pytest.raises(UserError) as found:
-        Named.parse({"x": "a\nb" * 100_000}, "file")
-    assert len(str(found.value)) < 4000
+    assert len(refusal(Named.parse, {"x": "a\nb" * 100_000}, "file")) < 4000
     error = UserError("a\nb\x1b[31m" * 10_000, where="file", allowed=["c\n"] * 10_000)
     assert str(error).isprintable()
     assert len(str(error)) < 5000

@@ -175,6 +175,18 @@ def test_a_flat_all_reduce_takes_its_rings_steps_twice() -> None:
     assert network.collective_s(parts) == pytest.approx(network.ring_s(hops, sent, rounds=2), rel=1e-12)
 
 
+def test_an_all_reduce_hop_by_hop() -> None:
+    """Along tensor, 16 ranks of Frontier: in and out again, each hop on what those inside have left."""
+    network = Network(FRONTIER, ZERO, shards=False, own="hops")
+    hops = Levels.fit({"package": 2, "node": 8}, 16).hops(SELF, WORLD)
+    package = 17e-6 + 3.6e-6 + 1e9 / 2 / (200e9 * 0.737)
+    node = 17e-6 + 3 * 3.6e-6 + 0.5e9 * 3 / 4 / (50e9 * 0.78)
+    world = 17e-6 + 19.8e-6 + 0.125e9 / 2 / (12.5e9 * 0.75)
+    assert network.all_reduce_s(hops, 1e9) == pytest.approx(2 * (package + node + world))
+    flat = Network(FRONTIER, ZERO, shards=False)
+    assert flat.all_reduce_s(hops, 1e9) == flat.ring_s(hops, 2e9 * 15 / 16, rounds=2)
+
+
 @pytest.mark.parametrize("box", [True, False])
 def test_the_runs_own_collectives_decide(box: bool) -> None:
     """Frontier and its box name a stack with flat rings: it does not matter for a run of our engine."""

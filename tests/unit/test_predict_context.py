@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from machines import SIZES, machine
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network
@@ -29,36 +30,16 @@ from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.context import Layout, ways_of
-from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
-from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
 GPT = ModelSpec(name="small", layers=4, hidden=64, heads=8, vocab=128, seq_len=4096, source="none")
 GROUPED = GPT.model_copy(update={"kv_heads": 2})
 RUN = CONFIG.runs(["context"])[0]
-SIZES = {"package": 2, "node": 4}
 MIXED = ["ring", "gather", "heads", "package=heads,node=ring", "package=gather,node=ring"]
-
-
-def fact(value: float) -> Fact:
-    return Fact(value=value, source="test")
-
-
-def machine(latency_us: float = 0.0, rate: float = 1.0, **device: Any) -> Machine:
-    """Links of 4, 2 and 1 times a rate, in 10^9 bytes per second."""
-    levels = [
-        Level(
-            name=name, size=SIZES.get(name),
-            link=Link(gigabytes_per_s=factor * rate, latency_us=fact(latency_us), source="test"),
-        )
-        for name, factor in (("package", 4), ("node", 2), ("world", 1))
-    ]  # fmt: skip
-    made = Device(name="device", peak_tflops={"bf16": 1.0, "fp32": 1.0}, source="test", **device)
-    return Machine(name="made", description="test", device=made, levels=tuple(levels))
 
 
 def job(context: int = 4, way: str = "ring", **changes: Any) -> Workload:

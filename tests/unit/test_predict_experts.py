@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import SIZES, fact, machine
 
 from lowband.cost.activations import kept_bytes_per_token
 from lowband.cost.bytes import sent_bytes
@@ -26,10 +27,8 @@ from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
-from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
-from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
@@ -38,25 +37,7 @@ MODEL = ModelSpec(
     shared_experts=1, source="none",
 )  # fmt: skip
 RUN = CONFIG.runs(["context"])[0]
-SIZES = {"package": 2, "node": 4}
 ROUTES = ["flat", "hops", "merged"]
-
-
-def fact(value: float) -> Fact:
-    return Fact(value=value, source="test")
-
-
-def machine(latency_us: float = 0.0, rate: float = 1.0, **device: Any) -> Machine:
-    """Links of 4, 2 and 1 times a rate, in 10^9 bytes per second."""
-    levels = [
-        Level(
-            name=name, size=SIZES.get(name),
-            link=Link(gigabytes_per_s=factor * rate, latency_us=fact(latency_us), source="test"),
-        )
-        for name, factor in (("package", 4), ("node", 2), ("world", 1))
-    ]  # fmt: skip
-    made = Device(name="device", peak_tflops={"bf16": 1.0, "fp32": 1.0}, source="test", **device)
-    return Machine(name="made", description="test", device=made, levels=tuple(levels))
 
 
 def job(expert: int = 8, route: str = "merged", scheme: str = "ddp", **changes: Any) -> Workload:
@@ -123,8 +104,8 @@ def test_bytes_of_routes_in_stages_are_those_of_a_run(stages: dict[str, Any], te
 # ---- time
 
 
-def waits(one: Workload) -> Any:
-    return route_waits(one, alike(one), Network(one.machine, one.stack, shards=False))
+def waits(one: Workload, products_s: float = 0.0) -> Any:
+    return route_waits(one, alike(one), Network(one.machine, one.stack, shards=False), products_s)
 
 
 def test_routes_by_hand() -> None:
@@ -148,6 +129,19 @@ def test_routes_by_hand() -> None:
     weights = 3 * 5e-6 + (tokens * 2 * 4 / 2) * (1 / 4e9 + 1 / 2e9 + 1 / 1e9)
     assert merged.backward == pytest.approx(2 * once + weights)
     assert once < by_hop
+
+
+def test_in_parts_only_the_first_way_and_the_last_are_waited_for() -> None:
+    """Behind experts that take long; each part has a start-up of its own, in the backward, too."""
+    slow = {"machine": machine(latency_us=5), "recompute": "none"}
+    whole, parts = (waits(job(axes=Ways(expert=8, route="flat", route_parts=n), **slow), 9.0) for n in (1, 4))
+    started = (whole.forward + 3 * 4 * 7 * 5e-6 + 3 * 8 * (1 / 4e9 + 2 / 2e9 + 4 / 1e9)) / 4
+    assert parts.forward == pytest.approx(started)
+    assert parts.backward == pytest.approx((whole.backward + 3 * 2 * 7 * 5e-6) / 4)
+    assert parts.lane["route_out"] == pytest.approx(whole.lane["route_out"] + 4 * 3 * 7 * 5e-6)
+    # Where experts take no time, parts only cost.
+    idle = waits(job(axes=Ways(expert=8, route="flat", route_parts=4), **slow))
+    assert idle.forward == pytest.approx(4 * started)
 
 
 def test_a_recomputed_forward_travels_again() -> None:
@@ -190,6 +184,15 @@ def test_few_rows_wait_for_weights() -> None:
     assert read[1] - read[8] == pytest.approx(7 * one)
     many = work(computer, MODEL, 1, 2**16, "none", "flash", Ways(expert=8)).weight
     assert many == pytest.approx(2**16 * block_matmul_flops_per_token(MODEL) / 1e12)
+
+
+def test_rows_of_the_fullest_rank_move_through_its_memory() -> None:
+    computer = Computer(machine(memory_gigabytes_per_s=fact(1.0)), "bf16")
+    even, full = (
+        work(computer, MODEL, 1, 2**16, "none", "flash", Ways(expert=8), load=load) for load in (1.0, 2.0)
+    )
+    beside = full.forward - full.experts - even.forward + even.experts
+    assert beside == pytest.approx(2**16 * 2 * (4 * 96 + 8 * 64) / 1e9)
 
 
 def test_the_fullest_rank_sets_the_pace() -> None:

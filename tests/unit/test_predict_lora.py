@@ -8,7 +8,6 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.cost.lora import MATRICES, Lora
-from lowband.errors import UserError
 from lowband.predict.footprint import memory_items
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
@@ -16,6 +15,7 @@ from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
+from tests.refused import refusal
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(ROOT)
@@ -97,9 +97,7 @@ def test_every_scheme_takes_less_memory(scheme: str, accumulation: int) -> None:
     ],
 )
 def test_what_is_not_predicted_is_refused(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as refused:
-        replace(JOB, **changed)
-    assert words in str(refused.value)
+    assert words in refusal(replace, JOB, **changed)
 
 
 def test_the_commands_say_it(capsys: pytest.CaptureFixture[str]) -> None:

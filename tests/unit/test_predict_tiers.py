@@ -15,6 +15,8 @@ from lowband.errors import UserError
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
+from lowband.predict.search.candidates import MODEL_ERROR
+from lowband.predict.search.choice import chosen
 from lowband.predict.search.largest import PLACES, largest, of_width
 from lowband.predict.search.plan import plan
 from lowband.predict.show import largest as show
@@ -194,6 +196,18 @@ def test_the_planner_places_states_beyond_the_device_of_every_candidate() -> Non
     with pytest.raises(UserError, match="GiB short"):
         less = machine.model_copy(update={"tiers": small})
         plan(less, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("places", [["optim@host"], ["optim@host", "weights@host"]])
+def test_what_the_planner_leaves_out_is_not_what_is_chosen(places: list[str]) -> None:
+    """Its floor of a step is taken without sharding, under which more would be copied."""
+    machine, stack = setting(CONFIG, "polaris", "ours")
+    job = machine, stack, CONFIG.model("gpt-10b"), 16, 2048, 64, [Ways(), Ways(tensor=4)]
+    some, all_of_them = (
+        plan(*job, exact=True, beyond=Beyond.of(places), within=within) for within in (MODEL_ERROR, np.inf)
+    )
+    assert [one.knobs for one in chosen(some)] == [one.knobs for one in chosen(all_of_them)]
+    assert len(some.candidates) < len(all_of_them.candidates)
 
 
 def test_an_update_without_a_rate_is_refused() -> None:

@@ -11,7 +11,7 @@ from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.report.claim_views import write_claims
-from lowband.evidence.report.figures import FIGURES, scaling, write_figure
+from lowband.evidence.report.figures import FIGURES, Entry, scaling, write_figure
 from lowband.evidence.report.figures.style import (
     POINTS,
     End,
@@ -28,6 +28,7 @@ from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print
+from tests.refused import refusal
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,6 +141,22 @@ def test_an_unknown_figure_is_refused(all_tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no figure 'nope'") as error:
         write_figure("nope", all_tables, tmp_path)
     assert "scaling" in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("drawn_by", "line"),
+    [
+        ("", "figures.yaml: mine: no file lowband/evidence/report/figures/mine.py (allowed: "),
+        ("wan:nope", "figures.yaml: mine: no 'nope' in report.figures.wan (allowed: "),
+        ("style", "figures.yaml: mine: no '' in report.figures.style (allowed: "),
+    ],
+)
+def test_a_figure_without_its_code_is_refused_in_one_line(
+    drawn_by: str, line: str, all_tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FIGURES, "mine", Entry(name="mine", table="box", caption="c", drawn_by=drawn_by))
+    assert refusal(write_figure, "mine", all_tables, tmp_path).startswith(line)
     assert not list(tmp_path.iterdir())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lowband.cost.held import held_bytes
 from lowband.errors import UserError
 from lowband.run.ranks import Rank, ranks_here
 from lowband.run.train import train
@@ -50,6 +51,20 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, sho
     if short == tier:  # and the gradients, in the host's memory
         assert ADAM * parameters <= int(found[1].replace(",", "")) < 2 * ADAM * parameters
     assert [each.name for each in tmp_path.iterdir()] == ["spec.json"]
+
+
+def test_no_room_for_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(10**5))
+    plain = {"scheme": CONFIG.scheme("zero1").model_dump(), "recompute": "host"}
+    spec = RunSpec.parse({**on("host"), **plain}, "test")
+    path = tmp_path / "spec.json"
+    path.write_text(spec.to_json())
+    with pytest.raises(UserError) as caught:
+        train(path)
+    needed = spec.ranks * held_bytes(spec, "gloo")["activations@host"]
+    assert str(caught.value).startswith(
+        f"scheme 'zero1': {needed:,} bytes of states and activations {PLACES['host']}, where 100,000 are free"
+    )
 
 
 @pytest.mark.parametrize(

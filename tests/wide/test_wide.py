@@ -1,6 +1,7 @@
 """A sample of the wide cases, and checks that it notices faults. More: `python -m tests.wide`."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lowband
+from tests.pairwise import covering
 from tests.wide import trials
 from tests.wide.cases import Case
 from tests.wide.draw import NETS, RANKS, SCHEMES, case
@@ -19,11 +21,18 @@ from tests.wide.sharded import run_sharded
 from tests.wide.trials import Outcome, tried
 
 LIMIT_S = 120
-SAMPLE = 20
+SAMPLE = range(20)
 
 
-def test_sample() -> None:
-    wrong = {seed: found.wrong for seed in range(SAMPLE) if (found := tried(case(seed), LIMIT_S)).wrong}
+def few() -> list[int]:
+    """Of the sample, cases with every module, scheme, number of ranks and way of accumulation in it."""
+    drawn = {(c.net, c.scheme, c.ranks, c.accumulation): c.seed for c in map(case, SAMPLE)}
+    return sorted(drawn[values] for values in covering([*drawn], size=1))
+
+
+@pytest.mark.parametrize("seeds", [few(), pytest.param(SAMPLE, marks=pytest.mark.wide)], ids=["few", "all"])
+def test_sample(seeds: Sequence[int]) -> None:
+    wrong = {seed: found.wrong for seed in seeds if (found := tried(case(seed), LIMIT_S)).wrong}
     assert not wrong
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import browser
+import IPython.display
 import pytest
 from pandas.testing import assert_frame_equal
 from rocrate.rocrate import ROCrate
@@ -28,6 +29,8 @@ from lowband.spec.csv_tables import read_table
 from tests.drawn_figures import check_origin, check_print
 
 SHIPPED = ("--config", "measurements=shipped", "results=shipped")
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "workflow" / "notebooks").glob("*.ipynb"))
+EXECUTED = "kernels"  # by the workflow without --wide
 NO_TORCH = "raise ImportError('torch is not needed here')\n"
 
 
@@ -46,13 +49,16 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The tree after `make figures`, but for its set-up. Its tables and figures are made in one process, by
-    the commands that the workflow shows; with --wide by the workflow, in a process each.
+    the commands that the workflow shows, and it has one notebook, as each starts a kernel; with --wide all is
+    made by the workflow, in a process each.
     """
     tree = copy_tree(tmp_path_factory.mktemp("shipped"))
     (tree / "blocked").mkdir()
     (tree / "blocked" / "torch.py").write_text(NO_TORCH)
     are_together = not request.config.getoption("--wide")
     if are_together:
+        for name in {*NOTEBOOKS} - {EXECUTED}:
+            (tree / "workflow" / "notebooks" / f"{name}.ipynb").unlink()
         _make_together(tree)
     result = snakemake(tree, *SHIPPED, path=str(tree / "blocked"))
     assert result.returncode == 0, result.stderr[-4000:]
@@ -130,11 +136,26 @@ def test_one_claim_by_name_says_its_verdict(tree: Path) -> None:
     assert list(rows["id"]) == ["zeropp-converges"]
 
 
-def test_notebooks_are_executed(results: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_shows_what_the_report_has(name: str, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code, in this process."""
+    monkeypatch.chdir(tree)
+    shown: list[object] = []
+    monkeypatch.setattr(IPython.display, "display", lambda *parts: shown.extend(parts))
+    cells = json.loads((ROOT / "workflow" / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    parameters, *code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert "tables_dir" in parameters
+    names = {"tables_dir": "results/shipped/tables", "figures_dir": "figures/shipped"}
+    for source in code:
+        exec(source, names)
+    assert [part for part in shown if isinstance(part, IPython.display.Image)]
+
+
+def test_notebooks_are_executed(tree: Path, results: Path) -> None:
     notebooks = sorted((results / "notebooks").glob("*.ipynb"))
-    assert [path.stem for path in notebooks] == sorted(
-        path.stem for path in (ROOT / "workflow" / "notebooks").glob("*.ipynb")
-    )
+    own = sorted(path.stem for path in (tree / "workflow" / "notebooks").glob("*.ipynb"))
+    assert [path.stem for path in notebooks] == own
+    assert EXECUTED in own
     for path in notebooks:
         code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         assert all(cell["execution_count"] for cell in code), path.name

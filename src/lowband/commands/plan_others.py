@@ -55,7 +55,8 @@ def many_lengths(options: argparse.Namespace, machine: "Machine", stack: "Stack"
     from lowband.predict.show import lengths as show
 
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
-    if beside := given(options, *others, "cp", "ep", *ALONG):
+    beside = given(options, *others, "cp", "ep", *ALONG)
+    if beside := [*beside, *["--recompute host"] * ("host" in (options.recompute or ()))]:
         raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)
     found, refused = [], []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
 ROUTES = ["merged"]
-RECOMPUTE = ["none", "selective", "op", "full"]
+RECOMPUTE = ["none", "selective", "op", "full", "host"]
 
 
 def add(commands: Any) -> None:
@@ -190,7 +190,7 @@ def _grid(options: argparse.Namespace) -> "Grid":
     from lowband.spec.config import Config
 
     if options.recompute_layers is not None and options.recompute == ["none"]:
-        needed = "with --recompute selective, op or full"
+        needed = "with --recompute selective, op, full or host"
         raise UserError("would change nothing", where="--recompute-layers", allowed=needed)
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}

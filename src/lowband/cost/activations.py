@@ -20,7 +20,10 @@ parallelism divides the activations between its two exchanges; sequence parallel
 There attention and MLP first gather their inputs: 2h (1 - 1 / ranks) more for each that is kept for the
 backward, nothing if the backward gathers them again, as Megatron-LM's does (section 4.2.2).
 Recomputation keeps: full - a block's input; selective - all but plain attention's 5 a T; op - a block's
-input, attention's output and every other matrix product's output, as torchtitan's selective `op` policy does.
+input, attention's output and every other matrix product's output, as torchtitan's selective `op` policy does;
+host - nothing on the device, where the backward fetches a block's activations one block at a time. As every
+tensor that autograd saves is copied, attention's output, which is its own and the next product's input, is
+twice: 2o more.
 """
 
 from dataclasses import dataclass
@@ -33,9 +36,10 @@ from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.step import Attention
+from lowband.spec.wire import DTYPE_BYTES
 
-Recompute = Literal["none", "selective", "op", "full"]
-HALF = 2  # bytes of a 16-bit value
+Recompute = Literal["none", "selective", "op", "full", "host"]
+HALF, FP32 = 2, 4  # bytes of a value
 PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and an expert, fp32
 
 # Per logit at the loss: 16-bit logits, their fp32 copy, log-softmax's output and the fp32 gradient (PyTorch's
@@ -57,10 +61,12 @@ def loss_bytes(model: ModelSpec, tokens: Num, chunks: int = 1, logit: float = LO
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes per token. block: kept by each block; working: added by the block that is being recomputed."""
+    """Bytes per token. block: kept by each block; working: added by the block that is being recomputed, or
+    whose activations are back from the host; host: that each block keeps there."""
 
     block: Num
     working: Num
+    host: Num = 0.0
 
 
 def kept_bytes_per_token(
@@ -115,9 +121,21 @@ def kept_bytes_per_token(
         block = everything - (core if attention == "plain" else 0)
     elif recompute == "op":
         block = block_input + outputs + HALF * h / outside
+    elif recompute == "host":
+        return Kept(0.0, everything, everything + HALF * o / tensor)
     else:
         block = block_input
     return Kept(block, everything - block)
+
+
+def to_host_bytes(model: ModelSpec, sequences: int, seq_len: int, dtype: str) -> int:
+    """Bytes of a micro-batch that a block of our GPT copies to the host, as on a CPU: of values that norms,
+    products and attention take, of attention's output twice, of four statistics and log-sum-exps in fp32, and
+    of rotary angles. (On a GPU statistics are fp32, too, and kernels keep seeds.)
+    """
+    h, f, tokens = model.hidden, model.mlp_width, sequences * seq_len
+    angles = 4 * seq_len * model.head_size if model.positions == "rotary" else 0
+    return DTYPE_BYTES[dtype] * tokens * (9 * h + 2 * f + 4) + FP32 * (tokens * model.heads + angles)
 
 
 def _beside(model: ModelSpec) -> int:
@@ -137,16 +155,18 @@ def _on_the_way(model: ModelSpec, axes: Ways, load: float, levels: Levels) -> fl
                 each further hop and at its expert two places
     merged      of a hop a place of each pair and row; at the end 2h of a row, and of a pair a weight and four
                 places
+    in parts    of a pair a place more
     """
     pairs, experts, half_row = model.top_k, model.experts or 1, HALF * model.hidden
+    in_turns = int(axes.route_parts > 1)
     hops = [hop.count for hop in levels.hops(SELF, WORLD)[::-1]]
     if axes.route != "merged" or not hops:
         of_hops = min(len(hops), 1) if axes.route == "flat" else len(hops)
         arrived = load * of_hops * 2 * PLACE + (load * half_row if hops else 0)
-        return pairs * (half_row + WEIGHT + 3 * PLACE + arrived)
+        return pairs * (half_row + WEIGHT + (3 + in_turns) * PLACE + arrived)
     total, groups, rows = 0.0, 1, 0.0
     for i, count in enumerate(hops):
         groups *= count
         rows = groups * float(hit(experts, pairs, groups))
         total += (load if i else 1) * PLACE * (pairs + rows)
-    return total + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))
+    return total + pairs * in_turns * PLACE + load * (rows * half_row + pairs * (WEIGHT + 4 * PLACE))

@@ -158,6 +158,21 @@ class Network:
             total = total + float(share) * sent / self.rate(level)
         return total
 
+    def all_reduce_s(self, hops: Sequence[Hop], values_bytes: Num) -> Num:
+        """Seconds to all-reduce so many bytes over all hops' partners (inner first): a reduce-scatter and a
+        gather, each on what the hops inside have left of it."""
+        ranks = math.prod(hop.count for hop in hops)
+        sent = 2 * (ranks - 1) / ranks * values_bytes
+        if self.pattern == "flat":
+            return self.ring_s(hops, sent, rounds=2)
+        if self.pattern == "joined":
+            return self.joined_s(Joined(tuple(hops)), sent, rounds=2)
+        total: Num = 0.0
+        for hop in hops:
+            left = values_bytes * hops[0].stride / hop.stride
+            total = total + 2 * self.hop_s(hop, left * (hop.count - 1) / hop.count)
+        return total
+
     def collective_s(self, parts: Sequence[Transfer], pieces: float = 1) -> Num:
         """Seconds of one collective of one unit, given its hops."""
         if len(parts) > 1:

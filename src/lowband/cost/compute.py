@@ -149,6 +149,7 @@ class Work:
 
     weight, head_weight: of the backward, what a pipeline may put off: the products that are gradients of
                          weights
+    experts: of the forward, products of the experts that tokens choose
     attention: of the forward, softmax attention's products; attention_backward: of the backward
     linear, linear_backward: in a linear layer, behind which its states travel
     """
@@ -156,6 +157,7 @@ class Work:
     forward: Num
     backward: Num
     weight: Num
+    experts: Num
     attention: Num
     attention_backward: Num
     linear: Num
@@ -193,12 +195,13 @@ def work(
     f = model.mlp_width * model.dense_share
     linear = model.linear_layers / model.layers  # shares of the blocks
     softmax = 1 - linear
-    products = _products_s(computer, model, tokens, axes, load)
-    load = float(sum(attended))
-    core = load * computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
+    experts = _experts_s(computer, model, tokens, axes, load)
+    products = _products_s(computer, model, tokens, axes) + experts
+    mine = float(sum(attended))
+    core = mine * computer.attention_s(tokens * attention_flops_per_token(model, seq_len) / tensor, attention)
     scores: Num = 0.0
     if attention == "plain":
-        one = load * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
+        one = mine * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
     inside = (4 * (q + 2 * k + (q + k) * model.qk_norm) + (8 if model.gated else 4) * f) / tensor
     merged = softmax * merges
@@ -227,6 +230,7 @@ def work(
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels + adapters
     again: dict[str, Num] = {
         "none": 0.0,
+        "host": 0.0,
         "selective": softmax * (core + scores) if attention == "plain" else 0.0,
         "op": products / 2 + rest,
         "full": forward,
@@ -243,6 +247,7 @@ def work(
         + linear * states_back
         + BACKWARD_MEMORY * (softmax * scores + rest + kernels),
         weight=products if lora is None else adapters,
+        experts=experts,
         attention=core,
         attention_backward=BACKWARD_ATTENTION[attention] * core,
         linear=behind,
@@ -274,13 +279,17 @@ def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float) -> tuple[Num, 
     return tokens * inputs + weights, tokens * outputs + weights
 
 
-def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, load: float) -> Num:
-    """Of a block's matrices, forward."""
+def _products_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways) -> Num:
+    """Of a block's matrices but experts', forward."""
     beside, met = uncut_flops_per_token(model)
     cut = block_matmul_flops_per_token(model) - beside - met
-    found = computer.block_s(tokens * (cut / axes.tensor + beside / axes.outside))
+    return computer.block_s(tokens * (cut / axes.tensor + beside / axes.outside))
+
+
+def _experts_s(computer: Computer, model: ModelSpec, tokens: Num, axes: Ways, load: float) -> Num:
     if model.experts is None:
-        return found
+        return 0.0
+    _, met = uncut_flops_per_token(model)
     read = computer.memory_s(HALF * expert_elements(model) * (model.experts / axes.expert))
     share = 1 - model.dense_share
-    return found + np.maximum(computer.block_s(load * tokens * met / axes.outside), share * read)
+    return np.maximum(computer.block_s(load * tokens * met / axes.outside), share * read)

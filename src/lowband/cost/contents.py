@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
 
+from lowband.cost.activations import to_host_bytes
 from lowband.cost.bytes import NORM_BYTES, expert_numels, sent_bytes, unit_numels
 from lowband.cost.context import by_level, context_bytes
 from lowband.cost.experts import experts_bytes
@@ -31,6 +32,7 @@ from lowband.spec.activations import (
     ENTER_GATHER,
     ENTER_REDUCE,
     ENTER_SCATTER,
+    KEPT,
     LEAVE_GATHER,
     LEAVE_REDUCE,
     LEAVE_SCATTER,
@@ -46,6 +48,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.records import mean
 from lowband.spec.run import RunSpec
 from lowband.spec.step import Collective
+from lowband.spec.tiers import HOST
 from lowband.spec.wire import DTYPE_BYTES
 
 LOSS_NUMBERS = 3  # of each token: the largest logit, the sum of exponentials, the target's logit
@@ -162,6 +165,10 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         order=spec.order,
     )
     found = {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
+    if spec.recompute == "host":
+        block = to_host_bytes(spec.model, spec.micro_batch, spec.seq_len, spec.compute_dtype)
+        copied = spec.accumulation * spec.model.layers * block
+        found |= {(HOST, row.name, "native"): copied for row in KEPT}
     if spec.model.experts is None:
         return found
     of_experts = sent_bytes(

@@ -22,9 +22,12 @@ from itertools import product
 from math import comb, prod
 from typing import NamedTuple
 
+import numpy as np
+
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context import by_hop, passes
 from lowband.cost.memory import MASTER_BYTES
+from lowband.cost.numbers import Num
 from lowband.spec.activations import (
     EXPERT_COPIES,
     EXPERT_COPIES_GRAD,
@@ -100,11 +103,13 @@ def parts(
     compute_dtype: str,
     copies: int = 0,
     crossing: Fraction = Fraction(1),
+    turns: int = 1,
 ) -> Iterator[Part]:
     """Of every row to and from the experts of a layer, outermost level first; none of one rank.
 
     levels:   as ranks with different experts see them
     copies:   as many as there may be; crossing: the part of tokens that may leave their group nevertheless
+    turns:    Axes.route_parts: in as many messages
     """
     if model.experts is None:
         return
@@ -112,7 +117,7 @@ def parts(
     columns = 2 if merged else 1
     for i, way in enumerate(crossings(levels, route, model.experts, model.top_k)):
         leaves = crossing if i == 0 or route == "flat" else 1
-        level, rows, pairs, messages = way.level, leaves * way.rows, leaves * way.pairs, way.messages
+        level, rows, pairs, messages = way.level, leaves * way.rows, leaves * way.pairs, turns * way.messages
         sent, of_pairs = rows * model.hidden * DTYPE_BYTES[compute_dtype], pairs * columns * INDEX_BYTES
         for row in (ROUTE_OUT, ROUTE_BACK, ROUTE_OUT_GRAD, ROUTE_BACK_GRAD):
             yield Part(row, level, sent, none, messages)
@@ -169,8 +174,26 @@ def experts_bytes(spec: RunSpec) -> dict[tuple[str, str, str], Fraction]:
     return sent_to_experts(
         spec.model, spec.levels_of_experts, spec.route, axes, _layers(spec),
         Fraction(spec.micro_batch * spec.seq_len, divided), spec.accumulation, spec.recompute == "full",
-        spec.compute_dtype, spec.copies,
+        spec.compute_dtype, spec.copies, turns=spec.route_parts,
     )  # fmt: skip
+
+
+def in_turns_s(turns: int, out_s: Num, compute_s: Num, back_s: Num, ahead: int) -> Num:
+    """Seconds until all parts of a rank's tokens are back from their experts.
+
+    out_s, back_s: of all exchanges there, and back, one after the other; compute_s: of all products
+    ahead:         parts that start before the first is computed; then one more for each that is
+    """
+    out, compute, back = out_s / turns, compute_s / turns, back_s / turns
+    came = [out * (part + 1) for part in range(min(ahead, turns))]
+    link, computed = came[-1], 0 * compute
+    for part in range(turns):
+        computed = np.maximum(computed, came[part]) + compute
+        link = np.maximum(link, computed) + back
+        if len(came) < turns:
+            link = link + out
+            came.append(link)
+    return link
 
 
 def sent_to_experts(
@@ -185,6 +208,7 @@ def sent_to_experts(
     compute_dtype: str,
     copies: int = 0,
     crossing: Fraction = Fraction(1),
+    turns: int = 1,
 ) -> dict[tuple[str, str, str], Fraction]:
     """The same by its terms.
 
@@ -192,7 +216,7 @@ def sent_to_experts(
     tokens:     of a rank and micro-batch
     """
     counts = defaultdict[tuple[str, str, str], Fraction](Fraction)
-    for part in parts(model, levels, route, compute_dtype, copies, crossing):
+    for part in parts(model, levels, route, compute_dtype, copies, crossing, turns):
         times = Fraction(accumulation * passes(part.row, is_recomputed) * sum(layers), len(layers))
         counts[part.level, part.row.name, "native"] += (part.of_token * tokens + part.fixed) * times
     for along, of_place in product(token_axes, layers):

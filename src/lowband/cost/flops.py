@@ -97,14 +97,14 @@ def head_flops_per_token(model: ModelSpec) -> int:
 def hardware_flops_per_token(model: ModelSpec, seq_len: Num, recompute: str) -> Num:
     """FLOPs of the products that run (for HFU): model FLOPs plus the recomputed forward.
 
-    recompute: none | selective (4 H T per layer) | op (2 per every other weight of a block) | full (2 per
-    weight and 4 H T per layer). Attention is not halved for causality; in a linear layer the width of a head
-    stands for T, and selective recomputes nothing there.
+    recompute: none, host | selective (4 H T per layer) | op (2 per every other weight of a block) | full (2
+    per weight and 4 H T per layer). Attention is not halved for causality; in a linear layer the width of a
+    head stands for T, and selective recomputes nothing there.
     Source: equation 3 of Narayanan et al. (arXiv 2104.04473) for full;
     appendix A of Korthikanti et al. (arXiv 2205.05198) for selective.
     """
     scores = (model.layers - model.linear_layers) * attention_flops_per_token(model, seq_len)
     states = model.linear_layers * products_per_key(model) * model.head_size
     blocks = model.layers * block_matmul_flops_per_token(model)
-    again = {"none": 0, "selective": scores, "op": blocks / 2, "full": blocks + scores + states}[recompute]
+    again = {"selective": scores, "op": blocks / 2, "full": blocks + scores + states}.get(recompute, 0)
     return model_flops_per_token(model, seq_len) + again

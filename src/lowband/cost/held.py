@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
+from lowband.cost.activations import to_host_bytes
 from lowband.cost.bytes import cut_shapes, expert_numels, experts_apart, unit_numels
 from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.stages import stages_states
+from lowband.spec.activations import KEPT_KIND
 from lowband.spec.axes import Axes
 from lowband.spec.run import RunSpec
 
@@ -37,6 +39,9 @@ def held_bytes(spec: RunSpec, backend: str, with_start: bool = False) -> dict[st
         kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
         for kind in of_both[0]
     }
+    if spec.recompute == "host":
+        block = to_host_bytes(spec.model, spec.micro_batch, spec.seq_len, spec.compute_dtype)
+        closed[KEPT_KIND] = (spec.accumulation if spec.order == "breadth" else 1) * spec.model.layers * block
     if with_start:
         closed["start"] = _start(spec, apart)
     return closed

@@ -10,18 +10,21 @@ from lowband.cost.compute import Work
 from lowband.cost.numbers import Num
 from lowband.cost.timeline import idle_passes, idle_s, step_s
 from lowband.predict.place import Place
+from lowband.predict.stage_messages import Exchange
 from lowband.predict.workload import Workload
 from lowband.spec.schedules import SCHEDULES
 
 
-def bubble_s(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> Num:
+def bubble_s(
+    job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange: Exchange
+) -> Num:
     """Seconds of a step for which the rank at a place is idle.
 
     forward_s, backward_s: of a micro-batch in one block, with what is beside the computation of `w`
-    exchange_s: to send its activations and their gradients, over a rank's stages
     """
     if place.stages:
-        return _uneven(job, place, w, forward_s, backward_s, exchange_s)
+        return _uneven(job, place, w, forward_s, backward_s, exchange.slowest)
+    exchange_s = exchange.mean
     axes, pass_s = job.axes, place.blocks * (forward_s + backward_s)
     if not SCHEDULES[axes.row].splits:
         return idle_passes(axes.pipeline, job.accumulation, axes.chunks) * (pass_s + exchange_s)

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from lowband.cost import linear
-from lowband.cost.activations import LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
+from lowband.cost.activations import HALF, LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
@@ -17,6 +17,7 @@ from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
+from lowband.spec.activations import KEPT_KIND
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.model import ModelSpec
@@ -39,7 +40,7 @@ def memory_items(job: Workload) -> dict[str, Num]:
         linear       of linear layers: what attention of the block in backward holds (cost.linear)
         framework    memory of the machine's runtime itself
         start        beside the shards, while a module is initialised one parameter at a time (cost.memory)
-        ..@<tier>    of states beyond the device (tiers.py)
+        ..@<tier>    of states beyond the device (tiers.py), and of activations that wait there
 
     With a pipeline this is the memory of the first stage, but with the last stage's logits. The first stage
     keeps activations of all micro-batches (breadth-first), or of as many as its schedule has in flight at
@@ -66,10 +67,13 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     }
     moments = MOMENT_BYTES[job.stack.optimizer]
     items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
-    kept = _kept(job)
+    here = kept(job)
     tokens = job.micro_batch * job.own_tokens
-    of_it = place, tokens, kept
+    of_it = place, tokens, here
     items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
+    if job.recompute == "host":
+        in_flight = job.accumulation if job.order == "breadth" else 1
+        items[KEPT_KIND] = tokens * in_flight * place.blocks * here.host
     if axes.copies:
         of_layer = copied_bytes(job.model, job.levels_of_experts, axes.route, job.compute_dtype, axes.copies)
         items["copies"] = of_layer * (1 if job.recompute == "full" else place.blocks)
@@ -88,8 +92,11 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     return moved(job, place, items)
 
 
-def _kept(job: Workload) -> Kept:
-    """Bytes of activations per token: of the mean layer, where some are recomputed and others are not."""
+def kept(job: Workload) -> Kept:
+    """Bytes of activations per token: of the mean layer, where some are recomputed and others are not.
+
+    Breadth-first the graph is cut behind each block, whose output then stays on the device.
+    """
     found, whole = (
         kept_bytes_per_token(
             job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
@@ -99,7 +106,9 @@ def _kept(job: Workload) -> Kept:
         for recompute in (job.recompute, "none")
     )  # fmt: skip
     share = job.recomputed
-    return Kept(share * found.block + (1 - share) * whole.block, found.working * (share > 0))
+    cut = HALF * job.model.hidden if job.recompute == "host" and job.order == "breadth" else 0.0
+    block = share * (found.block + cut) + (1 - share) * whole.block
+    return Kept(block, found.working * (share > 0), share * found.host)
 
 
 # A search asks for the same shards with each micro-batch and each way to recompute.

@@ -1,18 +1,52 @@
-"""Seconds of the messages between a pipeline's stages."""
+"""Seconds of messages between a pipeline's stages: activations, their gradients, a tied head's gradient.
+
+Ranks that are neighbours along the pipeline may be in one node or in two. The slowest of these links sets the
+pace while the pipeline is full; as it fills and empties, each micro-batch crosses all of them once.
+"""
+
+from math import prod
+from typing import NamedTuple
 
 from lowband.cost.collectives import Network
 from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
+from lowband.spec.mesh import Digit
 
 
-def exchange_s(job: Workload, network: Network) -> Num:
-    """To send a micro-batch's activations to the next stage and gradients back, over a rank's stages.
+class Exchange(NamedTuple):
+    """Seconds of a micro-batch's messages to and from a rank's stages: over the slowest link, and in the
+    mean."""
 
-    Each tensor-parallel rank sends its part (scatter/gather, arXiv 2104.04473, section 4.1).
-    """
-    if job.axes.pipeline == 1:
-        return 0.0
-    level = job.mesh.along("pipeline")[0].level  # the links to the next stage
+    slowest: Num
+    mean: Num
+
+
+def exchange_s(job: Workload, network: Network) -> Exchange:
+    """Each rank along tensor sends its part (scatter/gather, arXiv 2104.04473, section 4.1)."""
+    digits = job.mesh.along("pipeline")
+    if not digits:
+        return Exchange(0.0, 0.0)
     moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
-    one = network.base_s + network.latency_s(level) + moved / network.rate(level)
-    return 2 * job.axes.chunks * one
+    times = [2 * job.axes.chunks * _message_s(network, digit.level, moved) for digit in digits]
+    crossed = boundaries(digits)
+    mean = sum(n * time for n, time in zip(crossed, times, strict=True)) / sum(crossed)
+    return Exchange(times[-1], mean)
+
+
+def boundaries(digits: list[Digit]) -> list[int]:
+    """How many ranks along the pipeline have their next one over each of its levels, inner first."""
+    counts = [digit.count for digit in digits]
+    return [(count - 1) * prod(counts[i + 1 :]) for i, count in enumerate(counts)]
+
+
+def tied_s(job: Workload, network: Network) -> Num:
+    """Of a step: the gradient of an embedding that is also the head, between the first and the last rank."""
+    digits = job.mesh.along("pipeline")
+    if not job.model.tied_head or job.axes.has_both_ends:
+        return 0.0
+    numel = job.model.vocab * job.model.hidden / job.axes.tensor
+    return _message_s(network, digits[-1].level, 4 * numel / job.levels.size(job.scheme.optim))
+
+
+def _message_s(network: Network, level: str, sent: Num) -> Num:
+    return network.base_s + network.latency_s(level) + sent / network.rate(level)

@@ -1,4 +1,4 @@
-"""Seconds and bytes of states beyond the device: in the host's memory, or on a disk (cost/tiers.py).
+"""Seconds and bytes of what lies beyond the device: in the host's memory, or on a disk (cost/tiers.py).
 
 In a step the gradients of the optimizer's shard go to the host behind the last backward, the host updates
 while the device waits, and new weights come back behind the next forward, each on a lane of its own:
@@ -119,12 +119,10 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
 
 def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:
     """Bytes of a node in each tier that is used."""
-    if job.placed is None:
-        return {}
     ranks = min(job.machine.node_size, job.ranks)
     return {
         tier: ranks * sum((size for kind, size in items.items() if kind.endswith(f"@{tier}")), start=0.0)
-        for tier in job.placed.tiers
+        for tier in job.tiers
     }
 
 

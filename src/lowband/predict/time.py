@@ -39,7 +39,9 @@ Muon's whole matrices travel to their owners before the update, and back behind 
 `exposed_matrix_gather` and `exposed_matrix_return`.
 
 States beyond the device add what copies do not hide, and the host's update (tiers.py): items `stash`,
-`host_update` and `fetch`.
+`host_update` and `fetch`. Activations that wait on the host leave in a block's forward and come back in its
+backward, in the stream of the computation, as our engine copies them: so its passes are longer by both, items
+`stash` and `fetch`, too.
 
 All computation takes as long as on the slowest of the ranks (cost/stragglers.py); what it takes beyond a
 middle device's is the item `straggler`.
@@ -61,14 +63,16 @@ from lowband.cost.matrices import exchange_s as exchange_s_of_matrices
 from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
+from lowband.cost.tiers import GIGA
 from lowband.predict.bubble import bubble_s
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
+from lowband.predict.footprint import kept
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.stage_messages import exchange_s
-from lowband.predict.tiers import tier_waits
+from lowband.predict.stage_messages import exchange_s, tied_s
+from lowband.predict.tiers import tier_waits, way
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, STEP
@@ -125,8 +129,9 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     computed_s = w.backward + w.recompute
     tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
     along = waits(job, other, w, overlap)
-    routes = route_waits(job, place, other)
-    waited = along.forward + routes.forward, along.backward + routes.backward
+    routes = route_waits(job, place, other, w.experts)
+    stash_s, fetch_s = _copies_s(job, case)
+    waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
     items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
@@ -138,10 +143,15 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    add("tensor_parallel", micro_batches * blocks * (tp_forward_s + tp_backward_s))
+    # Of rows of the embedding, whose vocabulary is cut, and of the gradient of the head's input.
+    ends = place.heads * (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, other)
+    add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
-    add("pipeline_exchange", micro_batches * (exchange := exchange_s(job, other)))
+    add("stash", micro_batches * blocks * stash_s)
+    add("fetch", micro_batches * blocks * fetch_s)
+    exchange = exchange_s(job, other)
+    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
@@ -151,9 +161,10 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    matrices = _matrices_s(job, place, network)
-    for name, time in matrices.items():  # between the last backward and the update, and behind it
-        items[f"exposed_{name}"] = time
+    # Between the last backward and the update, and behind it.
+    items |= {
+        f"exposed_{name}": time for name, time in (matrices := _matrices_s(job, place, network)).items()
+    }
     if job.is_in_stages:
         add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
@@ -162,9 +173,16 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     often = {r.name: times[r.every] for r in STEP}
     often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), place.gathers, strict=True))
     lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
-    lane |= {name: micro_batches * time for name, time in along.lane.items()} | dict(routes.lane)
-    lane |= matrices
+    lane |= {name: micro_batches * time for name, time in along.lane.items()} | dict(routes.lane) | matrices
     return StepTime(total(items, items), items, lane)
+
+
+def _copies_s(job: Workload, case: Case) -> tuple[Num, Num]:
+    """Seconds of a block's forward, and of its backward, that copy a micro-batch's activations."""
+    if job.recompute != "host":
+        return 0.0, 0.0
+    host, copied = way(job, "host", case), job.micro_batch * job.own_tokens * kept(job).host / GIGA
+    return copied / host.stash, copied / host.fetch
 
 
 def _wait(job: Workload, case: Case) -> float:
@@ -302,9 +320,8 @@ def _lane(
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:
-    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks, as a flat ring."""
-    if (ranks := job.axes.tensor) == 1:
+    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks."""
+    if job.axes.tensor == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    sent = 2 * (ranks - 1) / ranks * 2 * job.micro_batch * job.own_tokens * job.model.hidden
-    return network.ring_s(hops, sent, rounds=2)
+    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * job.model.hidden)

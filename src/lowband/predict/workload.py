@@ -16,9 +16,9 @@ from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Axes, Ways
+from lowband.spec.axes import ONLY_DATA, Axes, Ways, check_parts
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
-from lowband.spec.machine import Machine
+from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
@@ -28,7 +28,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Order, Pattern, Schedule, passes
-from lowband.spec.tiers import DEVICE
+from lowband.spec.tiers import DEVICE, HOST
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Workload:
             )
         self._check_stages()
         self._check_adapters()
+        self._check_kept()
         levels = self.levels
         for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
             check_layout(self.layout, self.axes, self.model, length)
@@ -99,6 +100,7 @@ class Workload:
             self.scheme.check(levels)
             check_context(self.axes, self.scheme, levels)
             self.axes.check_experts(self.model, self.scheme)
+            check_parts(self.axes.route_parts, self.scheme, self.levels_alike.world)
             self.scheme.check(self.levels_alike)
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
@@ -132,6 +134,32 @@ class Workload:
         ):  # fmt: skip
             if is_there:
                 raise UserError(f"adapters with {what} are not predicted")
+
+    def _check_kept(self) -> None:
+        if self.recompute != "host":
+            return
+        self.machine.tier(HOST)
+        if not self.can_keep_on_host:
+            what = "activations on the host with other axes than data, experts, linear layers or adapters"
+            raise UserError(f"{what} are not predicted")
+
+    @property
+    def can_keep_on_host(self) -> bool:
+        """Whether a run could keep activations there (RunOptions.check_step)."""
+        axes, model = self.axes, self.model
+        return (
+            axes.tensor * axes.context * axes.stages * axes.expert == 1
+            and model.experts is None
+            and not model.linear_layers
+            and self.lora is None
+        )
+
+    @property
+    def tiers(self) -> list[TierName]:
+        """Those that states or activations lie in or pass, the host's memory first."""
+        if self.placed is not None:
+            return self.placed.tiers
+        return [HOST] if self.recompute == "host" else []
 
     @cached_property
     def placed(self) -> Beyond | None:

@@ -13,7 +13,7 @@ from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.meeting import Meeting
 from lowband.run import slow
 from lowband.run.clock import StepTimes, peak_memory_bytes, peak_reserved_bytes
-from lowband.spec.activations import CONTEXT, EXPERT, PIPELINE, TENSOR
+from lowband.spec.activations import CONTEXT, EXPERT, KEPT, PIPELINE, TENSOR
 from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import RunSpec
 from lowband.spec.step import COPIES, NORM_GATHER, STEP
@@ -74,7 +74,8 @@ def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    names = (*(row.name for row in (*STEP, *COPIES, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)), NORM_GATHER)
+    rows = (*STEP, *COPIES, *KEPT, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)
+    names = (*(row.name for row in rows), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
     levels = (*spec.job_levels.names, *TIERS)
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])

@@ -1,4 +1,4 @@
-"""Whether a node has room for the states that a run keeps in another memory than the devices'."""
+"""Whether a node has room for what a run keeps in another memory than the devices'."""
 
 import shutil
 from contextlib import suppress
@@ -12,11 +12,11 @@ from lowband.spec.tiers import DISK, HOST, TIERS
 
 
 def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> None:
-    """Raises UserError, naming bytes, if the states of this node's ranks have no room.
+    """Raises UserError, naming bytes, if what this node's ranks keep there has no room.
 
     ranks: on this node
     """
-    if spec.engine != "lowband" or spec.scheme.optim_tier not in TIERS:
+    if spec.engine != "lowband" or (spec.scheme.optim_tier not in TIERS and spec.recompute != "host"):
         return
     held = held_bytes(spec, backend)
     free = {
@@ -26,7 +26,8 @@ def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> No
     for tier in TIERS:
         needed = ranks * sum(count for kind, count in held.items() if kind.endswith(f"@{tier}"))
         if needed > free[tier]:
-            what = f"{needed:,} bytes of states {_PLACES[tier]}, where {free[tier]:,} are free"
+            kept = "states and activations" if spec.recompute == "host" else "states"
+            what = f"{needed:,} bytes of {kept} {_PLACES[tier]}, where {free[tier]:,} are free"
             raise UserError(what, where=f"scheme '{spec.scheme.name}'", allowed="a smaller model, more nodes")
 
 

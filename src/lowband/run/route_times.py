@@ -3,6 +3,7 @@
 Every rank has other tokens and other experts. Tokens choose by their shares of Zipf's law (skew 0: all
 experts alike). First the routes: nothing takes time but a forward's exchanges. Then copies of the most
 popular experts (FSSDP): an expert takes a stated time for a token, so a forward waits for the rank with most.
+Last tokens in parts (FSMoE), with experts that take no time, which shows what a message costs, and some.
 Runs in a private network (box.network.private_command).
 """
 
@@ -38,6 +39,7 @@ class Case(NamedTuple):
 
     hidden: of a token's row, in fp32
     paced:  whether experts take time: as much as the exchanges of the routes, if all ranks are equally loaded
+    parts:  that take turns (Axes.route_parts)
     """
 
     route: Route
@@ -46,6 +48,7 @@ class Case(NamedTuple):
     skew: float
     copies: int = 0
     paced: bool = False
+    parts: int = 1
 
 
 ROUTES = [
@@ -54,6 +57,10 @@ ROUTES = [
 SKEWS = [
     Case("merged", 2, 16, skew, copies, paced=True) for skew in (0.0, 0.5, 1.0, 1.5) for copies in (0, 4)
 ]
+PARTS = [
+    Case(route, 4, 16, 0.0, paced=paced, parts=parts)
+    for paced in (False, True) for parts in (1, 2, 4, 8) for route in ("flat", "merged")
+]  # fmt: skip
 
 
 class Routed(NamedTuple):
@@ -76,6 +83,7 @@ class Routed(NamedTuple):
     top_k: int
     skew: float
     copies: int
+    parts: int
     tokens: int
     row_bytes: int
     repeat: int
@@ -97,7 +105,7 @@ def time_routes(machine: Machine, ranks: int, seconds: float, repeats: int) -> l
     return on_ranks(
         ranks,
         lambda: list(_time_all(layout, seconds, repeats)),
-        time_limit_s=_START_S + _SLOWEST * len(ROUTES + SKEWS) * (repeats + 1) * seconds,
+        time_limit_s=_START_S + _SLOWEST * len(ROUTES + SKEWS + PARTS) * (repeats + 1) * seconds,
         enter=lambda rank: enter_place(layout.place(rank)),
     )[0]
 
@@ -118,7 +126,7 @@ def _time_all(layout: Layout, seconds: float, repeats: int) -> Iterator[Routed]:
         topology = Topology(layout.machine.sizes, Axes(expert=ranks, route=route))
         axes[route] = ExpertAxis(topology.along("expert"), topology.along("alike"), route)
     outermost = layout.levels.hops("self", "world")[-1].level
-    for cases, repeat in product((ROUTES, SKEWS), range(repeats + 1)):
+    for cases, repeat in product((ROUTES, SKEWS, PARTS), range(repeats + 1)):
         for case in cases:
             slowest = max(links_s(layout, case._replace(route=route)) for route in axes)
             tokens = max(round(seconds / slowest), 1)
@@ -128,8 +136,8 @@ def _time_all(layout: Layout, seconds: float, repeats: int) -> Iterator[Routed]:
                 continue  # untimed: opens connections and TCP windows
             rows = {way.level: way.rows for way in crossings(layout.levels, case.route, EXPERTS, case.top_k)}
             yield Routed(
-                layout.machine.name, ranks, case.route, case.top_k, case.skew, case.copies, tokens,
-                4 * case.hidden, repeat, found.sent[outermost] // (4 * case.hidden),
+                layout.machine.name, ranks, case.route, case.top_k, case.skew, case.copies, case.parts,
+                tokens, 4 * case.hidden, repeat, found.sent[outermost] // (4 * case.hidden),
                 float(rows[outermost] * tokens * ranks), found.load, found.compute_s, found.took_s,
                 links_s(layout, case) * tokens,
             )  # fmt: skip
@@ -156,13 +164,13 @@ class _Forward:
         self._experts = order[torch.multinomial(shares.expand(tokens, -1), case.top_k, generator=generator)]
         self._hot = HotExperts(axis, EXPERTS, case.copies)
         self._hot.set(sorted(order[: case.copies].tolist()))
-        self._pairs = 0
+        self._pairs, axis.parts = 0, case.parts
 
     def _compute(
         self, x: torch.Tensor, _: torch.Tensor, places: torch.Tensor, __: torch.Tensor | None
     ) -> torch.Tensor:
-        self._pairs = len(places)
-        time.sleep(self._pairs * self._token_s)
+        self._pairs += len(places)
+        time.sleep(len(places) * self._token_s)
         return x[places]
 
     def run(self) -> _Found:

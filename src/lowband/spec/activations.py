@@ -17,6 +17,7 @@ from typing import Final
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, States
+from lowband.spec.tiers import HOST, at
 
 # Between all ranks along the axis, in the dtype that the activations have.
 ALONG: Final = Scheme(name="activations", weights=WORLD, grads=WORLD, optim=WORLD)
@@ -124,6 +125,8 @@ EXPERT: Final = (
     ROUTE_BACK_GRAD, EXPERT_COPIES, EXPERT_COPIES_GRAD, EXPERTS_LOAD,
 )
 PIPELINE: Final = (STAGE_OUTPUT, STAGE_GRAD, TIED_REDUCE, STAGES_NORM)
+KEPT: Final = (KEEP_STASH, KEEP_FETCH)
+KEPT_KIND: Final = at("activations", HOST)  # of memory
 # fmt: on
 
 

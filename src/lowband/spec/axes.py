@@ -1,19 +1,20 @@
 """The axes of parallelism of one job: how many ranks lie along each, and how they work together."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lowband.errors import UserError
+from lowband.spec.mesh import SELF
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stages import blocks_of
 from lowband.spec.step import Route, Schedule, StatesOption
-from lowband.spec.yaml_model import Strict
+from lowband.spec.yaml_model import Younger
 
 # expert: ranks that have different experts; alike: those that have the same ones.
 AxisName = Literal["tensor", "context", "expert", "alike", "data", "pipeline"]
@@ -27,7 +28,7 @@ SHORT_ALL: Final = SHORT | {
 }  # fmt: skip
 
 
-class Axes(Strict):
+class Axes(Younger):
     """Degrees of the axes beside data, which has the ranks that are left, and how their ranks work together.
 
     From the inside: tensor, whose ranks exchange most, then data, then pipeline. Context divides the data
@@ -60,6 +61,11 @@ class Axes(Strict):
         default="merged",
         description="how tokens travel to experts: flat; level by level: hops; once to each group: merged",
     )
+    route_parts: PositiveInt = Field(
+        default=1,
+        description="parts of a rank's tokens that take turns: while one is on its way to experts or back, "
+        "another is computed",
+    )
     copies: NonNegativeInt = Field(
         default=0,
         description="of a layer's experts, the most loaded ones so far that every group of ranks has, whose "
@@ -70,14 +76,9 @@ class Axes(Strict):
         default=False, description="ranks along tensor divide the tokens between their products, too"
     )
 
-    younger: ClassVar[tuple[str, ...]] = ()  # of a subclass: more keys that are left out at their default
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without defaults, so that the checksums of what has none of them stay."""
-        values: dict[str, Any] = handler(self)
-        fields, left_out = type(self).model_fields, (*AXES, *self.younger)
-        return {k: v for k, v in values.items() if k not in left_out or getattr(self, k) != fields[k].default}
+    @classmethod
+    def left_out(cls) -> Collection[str]:
+        return (*AXES, *cls.younger)
 
     @classmethod
     def of(cls, options: "Axes") -> "Axes":
@@ -124,6 +125,10 @@ class Axes(Strict):
         if self.copies > (experts or 0) or (self.copies and self.expert == 1):
             what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
             raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
+        if self.route_parts > 1 and (self.copies or self.expert == 1):
+            beside = f"copies {self.copies}" if self.copies else "expert 1"
+            what = f"route_parts {self.route_parts} beside {beside}"
+            raise UserError(what, where=where, allowed="1; with expert 2 or more and copies 0 any number")
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:
@@ -143,6 +148,18 @@ class Axes(Strict):
 
 
 AXES: Final = Axes.model_fields
+
+
+def check_parts(parts: int, scheme: Scheme, alike: int) -> None:
+    """Raises UserError where each part of a rank's tokens would gather the experts anew.
+
+    parts: Axes.route_parts; alike: ranks with the same experts
+    """
+    if parts > 1 and alike > 1 and scheme.weights != SELF:
+        what = f"route_parts {parts} under scheme '{scheme.name}', whose weights each part would gather"
+        raise UserError(
+            what, where="experts", allowed=f"1, weights: {SELF}, or expert = the ranks along data"
+        )
 
 
 class InStages(Axes):

@@ -2,19 +2,12 @@
 
 import math
 from collections.abc import Collection
-from typing import Any, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lowband.spec.attention import Latent
-from lowband.spec.yaml_model import Strict
+from lowband.spec.yaml_model import Younger
 
 AttentionKernel = Literal["sdpa", "flash2"]
 Attention = Literal["softmax", "linear"]
@@ -24,20 +17,20 @@ CHUNK: Final = 64  # tokens of linear attention at once: products inside and wit
 # Each far beyond any model known: a layer is a unit in memory, and numbers of parameters fit into 64 bits.
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_POSITIONS = 10_000, 2**20, 2**28, 2**31
 
-# Keys that are left out of a model's file at their default, so that the checksums of what has none stay.
 PREDICTED = (  # with any of these other than its default, a model can only be predicted
     "head_dim", "qk_norm", "window", "full_every", "chunked", "latent", "sinks", "parallel_block",
     "post_norms", "dense_layers", "shared_gate",
 )  # fmt: skip
-YOUNGER = (
-    "attention", "softmax_every", "experts", "top_k", "expert_hidden", "shared_experts", "balance",
-    *PREDICTED,
-)  # fmt: skip
 
 
-class ModelSpec(Strict):
+class ModelSpec(Younger):
     """A decoder-only transformer. The defaults are the GPT of GPT-NeoX and Megatron-LM: pre-norm, MLP of
     4 x hidden, biases everywhere. Only that can be trained here (`model.gpt`); other shapes are predicted."""
+
+    younger: ClassVar = (
+        "attention", "softmax_every", "experts", "top_k", "expert_hidden", "shared_experts", "balance",
+        *PREDICTED,
+    )  # fmt: skip
 
     name: str
     layers: PositiveInt = Field(le=MOST_LAYERS)
@@ -103,12 +96,6 @@ class ModelSpec(Strict):
         default=0, description="layers with an MLP of mlp_hidden in place of experts (DeepSeek: the first)"
     )
     shared_gate: bool = Field(default=False, description="shared experts have a gate of one row (Qwen2-MoE)")
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        fields, younger = type(self).model_fields, YOUNGER
-        return {k: v for k, v in values.items() if k not in younger or v != fields[k].default}
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSpec":

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from lowband.errors import UserError
-from lowband.spec.axes import AXES
+from lowband.spec.axes import AXES, check_parts
 from lowband.spec.context import Layout, check_context, check_layout, layout_of
 from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import Levels, Mesh
@@ -159,6 +159,7 @@ class RunSpec(RunOptions):
         self.check_experts(self.model, self.scheme)
         if self.expert == 1:
             return
+        check_parts(self.route_parts, self.scheme, self.levels_alike.world)
         if self.device == "fake":
             what = "tokens choose their experts, and one rank is counted for all"
             raise UserError(what, where=f"device fake, expert {self.expert}", allowed="expert 1")
@@ -173,6 +174,14 @@ class RunSpec(RunOptions):
         if self.fused_adamw and (self.scheme.sync is not None or self.scheme.optim_tier != DEVICE):
             what = f"scheme '{self.scheme.name}': replicas that meet seldom, or states off the device"
             raise UserError(what, where="fused_adamw", allowed="schemes without both")
+        if self.recompute == "host" and (
+            self.compile or self.model.experts is not None or self.model.linear_layers
+        ):
+            raise UserError(
+                "bytes that compiled blocks, experts or linear layers keep are not known",
+                where="recompute host",
+                allowed="softmax layers that are not compiled",
+            )
         if self.loss_chunks > self.micro_batch * self.seq_len:
             tokens = self.micro_batch * self.seq_len
             raise UserError(
@@ -186,7 +195,8 @@ class RunSpec(RunOptions):
         passes through the host."""
         passed: dict[Tier, tuple[TierName, ...]] = {DEVICE: (), HOST: (HOST,), DISK: (HOST, DISK)}
         if all(level.link is not None for level in self.machine.levels):
-            for tier in passed[self.scheme.optim_tier]:
+            keeps: tuple[TierName, ...] = (HOST,) if self.recompute == "host" else ()
+            for tier in (*passed[self.scheme.optim_tier], *keeps):
                 self.machine.tier(tier)
 
     @property

@@ -44,8 +44,10 @@ class RunOptions(InStages):
     attention: AttentionKernel = Field(
         default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
     )
-    recompute: Literal["none", "full"] = Field(
-        default="none", description="full: of each block only the input is kept, and it computes twice"
+    recompute: Literal["none", "full", "host"] = Field(
+        default="none",
+        description="full: of each block only the input is kept, and it computes twice; host: what it keeps "
+        "waits in the host's memory",
     )
     compute_dtype: Dtype = "fp32"
     reduce_dtype: Dtype = "fp32"
@@ -89,17 +91,17 @@ class RunOptions(InStages):
     def check_step(self) -> None:
         """Raises UserError for ways of a step that do not go with the engine or the axes.
 
-        One rule for all three: what they change is one device's, so the only axis is data.
+        One rule for all four: what they change is one device's, so the only axis is data.
         """
-        allowed = (
-            f"engine lowband{'' if self.fused_adamw else ' or fsdp2'}, device auto, only data as its axis"
-        )
+        is_ours = self.fused_adamw or self.recompute == "host"
+        allowed = f"engine lowband{'' if is_ours else ' or fsdp2'}, device auto, only data as its axis"
         asked = {
             "compile": self.compile,
             "loss_chunks": self.loss_chunks > 1,
             "fused_adamw": self.fused_adamw,
+            "recompute host": self.recompute == "host",
         }
-        engines = ("lowband",) if self.fused_adamw else ("lowband", "fsdp2")
+        engines = ("lowband",) if is_ours else ("lowband", "fsdp2")
         is_one_axis = self.tensor * self.pipeline * self.context * self.expert == 1
         if self.engine in engines and self.device == "auto" and is_one_axis:
             return

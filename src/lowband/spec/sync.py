@@ -1,19 +1,11 @@
 """How replicas that do not average gradients exchange their weights: every so many optimizer steps."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lowband.spec.yaml_model import Strict
+from lowband.spec.yaml_model import Younger
 
 Outer = Literal["average", "momentum", "nesterov"]
 Partners = Literal["all", "exponential", "ring"]
@@ -21,7 +13,7 @@ Partners = Literal["all", "exponential", "ring"]
 MOST_FRAGMENTS = 1000  # no model has as many units
 
 
-class Sync(Strict):
+class Sync(Younger):
     """`sync` of a scheme. A replica is a group of ranks that average their gradients in every step.
 
     Every H steps replicas exchange how far their weights have moved from the anchor, the weights that they
@@ -59,6 +51,8 @@ class Sync(Strict):
     run behind the next step: delay 1.
     """
 
+    younger: ClassVar = ("fragments", "delay", "mix", "partners")  # what later and partial exchanges have
+
     beyond: str = Field(description="level of a replica; replicas are the groups of that level")
     every: PositiveInt = Field(description="H, optimizer steps from one exchange to the next")
     fragments: PositiveInt = Field(
@@ -70,12 +64,6 @@ class Sync(Strict):
     outer: Outer = Field(default="average", description="the outer optimizer")
     learning_rate: PositiveFloat = Field(default=1.0, description="of the outer optimizer")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="of the outer optimizer")
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what only later and partial exchanges have, so that checksums of the other schemes stay."""
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
 
     @model_validator(mode="after")
     def _fits(self) -> "Sync":
@@ -149,6 +137,3 @@ class Sync(Strict):
         sizes = [sum(units[fragment :: self.fragments]) for fragment in range(self.fragments)]
         at_once = -(-self.delay // self.gap)
         return max(sum((sizes * 2)[first : first + at_once]) for first in range(self.fragments))
-
-
-_LATER = {key: Sync.model_fields[key].default for key in ("fragments", "delay", "mix", "partners")}

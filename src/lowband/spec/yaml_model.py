@@ -2,10 +2,11 @@
 
 import json
 import reprlib
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from lowband.errors import UserError
 from lowband.spec.plain_data import parse_json, read_text, read_yaml
@@ -43,6 +44,22 @@ class Strict(BaseModel):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+
+class Younger(Strict):
+    """One whose younger keys are left out of its file at their default: checksums of what has none stay."""
+
+    younger: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def left_out(cls) -> Collection[str]:
+        return cls.younger
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        fields, left_out = type(self).model_fields, self.left_out()
+        return {k: v for k, v in values.items() if k not in left_out or getattr(self, k) != fields[k].default}
 
 
 T = TypeVar("T", bound=Strict)

@@ -27,7 +27,7 @@ from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
-from lowband.spec.tiers import DISK, at
+from lowband.spec.tiers import DISK, HOST, at
 from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
@@ -42,6 +42,8 @@ class Lowband(Trainer):
         of_step: dict[str, Any] = {"collectives": spec.collectives}
         if spec.scheme.optim_tier == DISK:
             of_step["disk"] = disk
+        if spec.recompute == "host":
+            of_step["activations"] = HOST
         if spec.is_in_stages:
             of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each, "layers": spec.layers}
         self.model = on_ranks(

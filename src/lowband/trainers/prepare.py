@@ -23,7 +23,8 @@ def prepare(spec: RunSpec, device: torch.device, disk: Path | None = None) -> Tr
     """
     is_deferred = spec.engine == "lowband"
     with torch.device("meta") if is_deferred else device:
-        model = GPT(spec.model, spec.seed, spec.attention, spec.recompute, spec.loss_chunks)
+        recompute = "none" if spec.recompute == "host" else spec.recompute
+        model = GPT(spec.model, spec.seed, spec.attention, recompute, spec.loss_chunks)
     if spec.compile:
         model.compile_parts()
     if is_deferred:

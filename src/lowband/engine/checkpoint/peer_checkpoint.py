@@ -167,7 +167,7 @@ def _stored(reader: Reader, full: str) -> Stored:
     value = reader.states(name)[key]
     if isinstance(value, Stored):
         return value
-    number = torch.tensor([float(value or 0)])
+    number = torch.tensor([float(value or 0)], dtype=torch.float32)  # whatever torch's default is
     return Stored(number.dtype, (), lambda start, count: number[start : start + count])
 
 

@@ -15,9 +15,10 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.collectives.hops import all_to_all
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.lane import Work, outside_of_modes
+from lowband.engine.transport.lane import Handle, Work, outside_of_modes
 from lowband.errors import UserError
 from lowband.spec.activations import ROUTE_COUNTS
+from lowband.spec.axes import check_parts
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Collective, Route
@@ -29,13 +30,14 @@ class ExpertAxis(Along):
     alike:  the axis of those that have the same ones, over which these are sharded and averaged
     hops:   of a token's way to an expert, the outermost first; one between all ranks if the route is flat
     merges: whether a token travels once to each partner of a hop, whatever number of experts it has there
+    parts:  of a rank's tokens, which take turns on their way
 
     Every rank must make this, in the same order, because that creates process groups.
     """
 
-    def __init__(self, axis: Axis, alike: Axis, route: Route) -> None:
+    def __init__(self, axis: Axis, alike: Axis, route: Route, parts: int = 1) -> None:
         super().__init__(axis)
-        self.alike, self.merges = alike, route == "merged"
+        self.alike, self.merges, self.parts = alike, route == "merged", parts
         self.hops = axis.joined(SELF, WORLD) if route == "flat" else axis.hops(SELF, WORLD)[::-1]
 
     def __deepcopy__(self, memo: object) -> "ExpertAxis":
@@ -46,6 +48,7 @@ class ExpertAxis(Along):
         """Raises UserError for schemes that cannot be placed on the ranks with the same experts."""
         for scheme in schemes:
             scheme.check(self.alike.levels)
+            check_parts(self.parts, scheme, len(self.alike.ranks))
             if scheme.sync is not None:
                 raise UserError(
                     f"expert {self.ranks}: replicas that meet seldom have all experts each",
@@ -64,11 +67,11 @@ class ExpertAxis(Along):
             yield bound.hop.level, [by_place]
             found.append(all_to_all(call, call.hold(by_place), bound, ROUTE_COUNTS.name))
 
-        self._submit(by_place, bound, name, work)
+        self._submit(by_place, bound, name, work).wait()
         return found.pop()[bound.places]
 
     @outside_of_modes()
-    def exchanged(
+    def exchange(
         self,
         x: torch.Tensor,
         to: Sequence[int],
@@ -76,14 +79,15 @@ class ExpertAxis(Along):
         bound: BoundHop,
         row: Collective,
         name: str,
-    ) -> torch.Tensor:
-        """The rows that partners send to this rank, in the order of partners: [sum of came, ...].
+    ) -> tuple[torch.Tensor, Handle]:
+        """The rows that partners send to this rank, in the order of partners: [sum of came, ...], 0 until
+        they have come.
 
         x:        [sum of to, ...], sorted by partner
         to, came: rows to and from each of the hop's partners
         """
         x = x.contiguous()
-        received = x.new_empty(sum(came), *x.shape[1:])
+        received = x.new_zeros(sum(came), *x.shape[1:])
         sent, into = x.split([*to]), received.split([*came])
         partners = bound.hop.partners(self.axis.rank)
 
@@ -99,12 +103,17 @@ class ExpertAxis(Along):
                     level = self.axis.levels.common(self.axis.rank, partner)
                     call.ledger.add(level, row.name, "native", part.nbytes)
 
-        self._submit(x, bound, name, work)
+        return received, self._submit(x, bound, name, work)
+
+    def exchanged(self, *args: Any) -> torch.Tensor:
+        """The rows of `exchange`, once they have come."""
+        received, handle = self.exchange(*args)
+        handle.wait()
         return received
 
-    def _submit(self, x: torch.Tensor, bound: BoundHop, name: str, work: Any) -> None:
+    def _submit(self, x: torch.Tensor, bound: BoundHop, name: str, work: Any) -> Handle:
         collectives = self._collectives(x.device)
-        collectives.submit(name, [bound.hop.level], lambda call: work(collectives, call), [x]).wait()
+        return collectives.submit(name, [bound.hop.level], lambda call: work(collectives, call), [x])
 
 
 def _filled(parts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -6,12 +6,13 @@ which the owner's shard has `own`. After it, pieces of its new value travel to e
 dealt: with r replicas of the shards among them, 4 (r P - own) bytes.
 
 [Note: values at the owner] The owner keeps the values of its matrices, in fp32. They are fetched again where
-a shard has changed between two steps (a checkpoint was loaded). A checksum finds that out, because all shards
+a shard has changed between two steps (a checkpoint was loaded). Checksums find that out, because all shards
 of a unit share one version counter; the ranks exchange what they found, as only some may see a change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import torch
@@ -52,12 +53,13 @@ class Matrices:
     over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the
             shards updates all of them again, and sends nothing to the others. "world": each is updated once
 
-    Every rank must make one, and enter it before each step. Entering takes the gradients away from the
-    shards; `zero_grad()` of an optimizer that has some of the matrices discards those of all of them. Owners
-    keep fp32 values and, inside, gradients of their matrices. An optimizer's state belongs to its rank: save
-    `muon.state_dict()` on each, and load it on as many ranks under the same scheme. If the step inside
-    raises, the shards keep their values and lose their gradients. Raises UserError if nothing is selected,
-    what another one updates, or for a level inside the optimizer's.
+    Every rank must make one, and enter it before each step: a step outside is refused, and one whose closure
+    makes gradients. Entering takes the gradients away from the shards; `zero_grad()` of an optimizer that has
+    some of the matrices discards those of all of them. Owners keep fp32 values and, inside, gradients of
+    their matrices. An optimizer's state belongs to its rank: save `muon.state_dict()` on each, and load it
+    on as many ranks under the same scheme. If the step inside raises, the shards keep their values and lose
+    their gradients. Raises UserError if nothing is selected, what another one updates, or for a level inside
+    the optimizer's.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class _Share:
         self._ranks = self._bound.hop.partners(unit.rank) if self._bound else [unit.rank]
         self._moving: list[Matrix] = []  # those that have gradients, inside a step
         self._gradients: list[torch.Tensor] = []  # this rank's pieces of these
-        self._seen: int | None = None  # checksum of the shards that the owners' values agree with
+        self._seen: list[list[int]] | None = None  # checksums of what the owners' values agree with
 
     @property
     def has_gradients(self) -> bool:
@@ -163,7 +165,7 @@ class _Share:
     def fetch(self, call: Call, name: str) -> Work:
         """Bring gradients, and values that have changed, to the owners."""
         yield from ()
-        if self._agree(call, self._checksum() != self._seen):
+        if self._agree(call, self._checksums() != self._seen):
             pieces = [matrix.piece for matrix in self.matrices]
             self._bring(call, name, self.matrices, pieces, lambda whole: whole.data)
         self._bring(call, name, self._moving, self._gradients, lambda whole: whole.grad)
@@ -187,11 +189,11 @@ class _Share:
             self.unit.meter.release("grads", matrix.whole.nbytes)
             matrix.whole.grad = None
         self._moving, self._gradients = [], []
-        self._seen = self._checksum() if is_returned else None
+        self._seen = self._checksums() if is_returned else None
 
-    def _checksum(self) -> int:
-        """Of the bits of this rank's pieces."""
-        return sum(int(matrix.piece.view(torch.int32).sum()) for matrix in self.matrices)
+    def _checksums(self) -> list[list[int]]:
+        """Of the bits of this rank's pieces, and of their places."""
+        return [_checksum(matrix.piece.view(torch.int32)) for matrix in self.matrices]
 
     def _gradient(self, matrix: Matrix) -> torch.Tensor:
         gradient = matrix.shard.grad
@@ -260,6 +262,17 @@ class _Share:
     def _count(self, rank: int, name: str, sent_bytes: int) -> None:
         level = self.unit.levels.common(rank, self.unit.rank)
         self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
+
+
+def _checksum(bits: torch.Tensor) -> list[int]:
+    """Sums over rows and columns of a square, and what is left of it, each times its place. Another value
+    changes them, and so do two that change places. bits: 1D, int32
+    """
+    side = isqrt(len(bits))
+    square, left = bits[: side * side].view(side, side), bits[side * side :]
+    places = torch.arange(1, len(left) + side + 1, device=bits.device)
+    by_place = [(sums * places[: len(sums)]).sum() for sums in (square.sum(0), square.sum(1), left)]
+    return [int(each) for each in torch.stack(by_place).tolist()]
 
 
 def _owned(matrices: Sequence[Matrix]) -> list[Matrix]:

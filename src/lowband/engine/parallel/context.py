@@ -119,7 +119,7 @@ class Context:
         """
         tokens = x.shape[dim]
         if not self._is_compared and self._given is None and not x.is_floating_point():
-            self._given = x
+            self._given = x.clone()  # a loader may fill its buffer anew before the first loss
         if missing := self._padded(tokens) - tokens:
             shape = [*x.shape]
             shape[dim] = missing

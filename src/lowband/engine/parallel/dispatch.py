@@ -9,15 +9,18 @@
 With `flat` a rank's experts see their tokens in the order of one process that has those of all ranks, and
 every sum is in its order, too: the same bits.
 
+With parts (Axes.route_parts) a rank's tokens go in so many turns, each as above: while the exchange of one is
+on its way, another is computed, and in the backward, which autograd runs in the opposite order, as well.
+
 Kept for the backward, beside what experts keep (expert_products): the rows that come to a rank, and each
 pair's output where its weight is known only behind it, without hops, `flat` and `hops`; places of rows.
 Nothing of what is on its way, sorted or summed.
 
 Source: HetuMoE (arXiv 2203.14685) for hops; DeepEP for merging, there over two levels in CUDA. Nothing kept
-of rows that are sorted or summed: ScatterMoE (arXiv 2403.08245).
+of rows that are sorted or summed: ScatterMoE (arXiv 2403.08245). Parts: FSMoE (arXiv 2501.10714), section 4.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from lowband.engine.collectives.experts import ExpertAxis
 from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.axis import BoundHop
+from lowband.engine.transport.lane import Handle
 from lowband.spec.activations import (
     ROUTE_BACK,
     ROUTE_BACK_GRAD,
@@ -40,6 +44,8 @@ from lowband.spec.step import Collective
 # x [T, H]; [experts of this rank, copies last] int64, pairs of each; by pair, sorted by expert: its row of x,
 # int64; its weight, if outputs are to be weighted -> [pairs, H]
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+# Of a part of the tokens: it yields while an exchange is on its way, and returns what came of the part.
+Way = Generator[None, None, torch.Tensor]
 
 OUT, BACK = (ROUTE_OUT, ROUTE_OUT_GRAD), (ROUTE_BACK, ROUTE_BACK_GRAD)
 WEIGHTS, PAIRS = (ROUTE_WEIGHTS, ROUTE_WEIGHTS_GRAD), (ROUTE_PAIRS, ROUTE_PAIRS)
@@ -73,11 +79,26 @@ class Dispatch:
         tokens_P, experts_P: pairs, int64; weights_P: theirs. A token may have any number, also none; the
         sum is in the order of its pairs
         """
+        if self._axis is None or self._axis.parts == 1:
+            return _returned(self._way(x_TH, tokens_P, experts_P, weights_P))
+        lengths = [len(part) for part in torch.arange(len(x_TH)).tensor_split(self._axis.parts)]
+        ends = torch.tensor(lengths, device=x_TH.device).cumsum(0)
+        part_P = torch.bucketize(tokens_P, ends, right=True)
+        ways = []
+        for part, x in enumerate(x_TH.split(lengths)):
+            of = (part_P == part).nonzero().squeeze(1)
+            first = ends[part] - lengths[part]
+            ways.append(self._way(x, tokens_P[of] - first, experts_P[of], weights_P.index_select(0, of)))
+        return torch.cat(_in_turns(ways, 2 * len(self._axis.hops)))
+
+    def _way(
+        self, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> Way:
         hops = [] if self._axis is None else self._axis.hops
         if self._axis is not None and self._axis.merges:
-            return self._merged(x_TH, tokens_P, experts_P, weights_P, hops, self._experts)
-        out_PH = self._each(x_TH, tokens_P, experts_P, hops, self._experts)
-        return _summed(out_PH, tokens_P, weights_P, x_TH)
+            return (yield from self._merged(x, tokens, experts, weights, hops, self._experts))
+        out = yield from self._each(x, tokens, experts, hops, self._experts)
+        return _summed(out, tokens, weights, x)
 
     def _each(
         self,
@@ -87,7 +108,7 @@ class Dispatch:
         hops: Sequence[BoundHop],
         span: int,
         weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Way:
         """By pair, the output of its expert. span: experts behind the hops; weights: where there are none"""
         if not hops:
             slots, count = self._slots(experts)
@@ -103,10 +124,15 @@ class Dispatch:
             order = (partners * self._experts + experts).argsort(stable=True)
             to = torch.bincount(partners, minlength=bound.hop.count).unsqueeze(1)
             (sent,), (came,) = self._counted(to, bound)
-            arrived = self._sent(x.index_select(0, rows[order]), sent, came, bound, OUT)
-            of_them = self._sent(experts[order].int(), sent, came, bound, PAIRS).long()
+            out = self._start(x.index_select(0, rows[order]), sent, came, bound, OUT)
+            pairs = self._start(experts[order].int(), sent, came, bound, PAIRS)
+            yield
+            arrived, of_them = _End.apply(*out), _End.apply(*pairs).long()
             all_ = torch.arange(len(arrived), device=x.device)
-            found = self._sent(self._each(arrived, all_, of_them, hops[1:], per), came, sent, bound, BACK)
+            found = yield from self._each(arrived, all_, of_them, hops[1:], per)
+            back = self._start(found, came, sent, bound, BACK)
+            yield
+            found = _End.apply(*back)
         return found.index_select(0, order.argsort())
 
     def _merged(
@@ -117,10 +143,10 @@ class Dispatch:
         weights: torch.Tensor,
         hops: Sequence[BoundHop],
         span: int,
-    ) -> torch.Tensor:
+    ) -> Way:
         """By row of x, the weighted sum of its experts' outputs."""
         if not hops:
-            return _summed(self._each(x, rows, experts, (), span, weights), rows, None, x)
+            return _summed((yield from self._each(x, rows, experts, (), span, weights)), rows, None, x)
         bound, per = hops[0], span // hops[0].hop.count
         partners, length = self._partners(experts, bound, span), max(len(x), 1)
         # A row goes once to a partner, and its pairs behind it.
@@ -132,14 +158,18 @@ class Dispatch:
         of_message = copy_of - (to.cumsum(0) - to)[partners]
         pairs = torch.stack([of_message, experts], 1)[order].int()
         of_copy = copies % length
-        arrived = self._sent(x.index_select(0, of_copy), sent, came, bound, OUT)
-        pairs = self._sent(pairs, pairs_sent, pairs_came, bound, PAIRS).long()
-        theirs = self._sent(weights.index_select(0, order), pairs_sent, pairs_came, bound, WEIGHTS)
+        out = self._start(x.index_select(0, of_copy), sent, came, bound, OUT)
+        of_pairs = self._start(pairs, pairs_sent, pairs_came, bound, PAIRS)
+        weights = weights.index_select(0, order)
+        of_weights = self._start(weights, pairs_sent, pairs_came, bound, WEIGHTS)
+        yield
+        arrived, theirs, pairs = _End.apply(*out), _End.apply(*of_weights), _End.apply(*of_pairs).long()
         begins = torch.tensor(came).cumsum(0) - torch.tensor(came)
         begin = begins.repeat_interleave(torch.tensor(pairs_came)).to(x.device)
-        found = self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
-        back = self._sent(found, came, sent, bound, BACK)
-        return _summed(back, of_copy, None, x)
+        found = yield from self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
+        back = self._start(found, came, sent, bound, BACK)
+        yield
+        return _summed(_End.apply(*back), of_copy, None, x)
 
     def _partners(self, experts: torch.Tensor, bound: BoundHop, span: int) -> torch.Tensor:
         """By pair, the partner of a hop that has its expert, or leads there."""
@@ -164,38 +194,106 @@ class Dispatch:
         came = self._axis.counts(to, bound, self._name)
         return to.t().tolist(), came.t().tolist()
 
-    def _sent(
+    def _start(
         self,
         x: torch.Tensor,
         to: Sequence[int],
         came: Sequence[int],
         bound: BoundHop,
         rows: tuple[Collective, Collective],
-    ) -> torch.Tensor:
-        """Of a hop, the rows that come; rows: of spec.activations, for it and its gradient"""
-        found: torch.Tensor = _Exchanged.apply(x, to, came, self._axis, bound, rows, self._name)
+    ) -> tuple[torch.Tensor, "_Exchange"]:
+        """Of a hop, the rows that will have come at its `_End`; rows: of spec.activations, for it and its
+        gradient"""
+        assert self._axis is not None
+        exchange = _Exchange(self._axis, bound, rows, to, came, self._name)
+        return _Start.apply(x, exchange), exchange
+
+
+def _in_turns(ways: Sequence[Way], waits: int) -> list[torch.Tensor]:
+    """What they return. waits: how often each yields
+
+    The outermost hop of the next part starts before this one goes on to the start of its last: the slowest
+    links are never idle. The same order on every rank.
+    """
+    for i, _ in enumerate(ways):
+        begun = ways[:2] if i == 0 else ways[i + 1 : i + 2]
+        for way in begun:
+            next(way)
+        for _ in range(waits - 1):
+            next(ways[i])
+    return [_returned(way) for way in ways]
+
+
+def _returned(way: Way) -> torch.Tensor:
+    try:
+        while True:
+            next(way)
+    except StopIteration as end:
+        found: torch.Tensor = end.value
         return found
 
 
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        to: Sequence[int],
-        came: Sequence[int],
+class _Exchange:
+    """One hop's exchange from its start to its end, and the one of its gradient, which goes back."""
+
+    def __init__(
+        self,
         axis: ExpertAxis,
         bound: BoundHop,
         rows: tuple[Collective, Collective],
+        to: Sequence[int],
+        came: Sequence[int],
         name: str,
-    ) -> torch.Tensor:
-        ctx.back = came, to, axis, bound, rows[::-1], name
-        return axis.exchanged(x, to, came, bound, rows[0], name)
+    ) -> None:
+        self._of, self._name, self._to, self._came = (axis, bound, rows), name, to, came
+        self._handle: Handle | None = None
+        self.back: _Exchange | None = None
+        self.coming: torch.Tensor | None = None  # of a gradient
+
+    def reversed(self) -> "_Exchange":
+        axis, bound, rows = self._of
+        return _Exchange(axis, bound, rows[::-1], self._came, self._to, self._name)
+
+    def start(self, x: torch.Tensor) -> torch.Tensor:
+        axis, bound, (row, _) = self._of
+        coming, self._handle = axis.exchange(x, self._to, self._came, bound, row, self._name)
+        return coming
+
+    def end(self) -> None:
+        assert self._handle is not None
+        self._handle.wait()
+
+
+class _Start(torch.autograd.Function):
+    """Its result is not to be looked at before `_End`, whose backward starts what this one's ends."""
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return _Exchanged.apply(grad, *ctx.back), None, None, None, None, None, None
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, x: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
+        ctx.exchange = exchange
+        return exchange.start(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        back = ctx.exchange.back
+        coming, back.coming = back.coming, None
+        return _End.apply(coming, back), None
+
+
+class _End(torch.autograd.Function):
+    @staticmethod
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, coming: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
+        ctx.exchange = exchange
+        exchange.end()
+        return coming.view_as(coming)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.exchange.back = back = ctx.exchange.reversed()
+        back.coming = _Start.apply(grad, back)
+        # As many rows as autograd asks for, and no memory: the gradient's rows come from elsewhere.
+        return grad.new_zeros(()).expand(grad.shape), None
 
 
 def _summed(

@@ -164,7 +164,7 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
         return module
     if not is_alone():
         check_same(facts_of(module, ()), axis.ranks[0])
-    along = ExpertAxis(axis, topology.along("alike"), topology.axes.route)
+    along = ExpertAxis(axis, topology.along("alike"), topology.axes.route, topology.axes.route_parts)
     slices: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in layers.items():
         layer.spread(along, name, slices, topology.axes.copies)

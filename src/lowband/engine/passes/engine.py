@@ -100,7 +100,7 @@ class Engine:
             self.units_of.setdefault(owner, []).append(unit)
         parts = module, self.units, self.units_of, axis, self.tensor
         self.passes = Passes(*parts, at_boundary=lambda: self.sync)
-        self._hooks = Hooks(self.passes, unit_of, options, self.device, self.ledger)
+        self._hooks = Hooks(self.passes, unit_of, options, self.device, self.ledger, self.meter)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]

@@ -39,6 +39,7 @@ from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.transport.ledger import Ledger
+from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -56,9 +57,10 @@ class Hooks:
         options: Options,
         device: torch.device,
         ledger: Ledger,
+        meter: MemoryMeter,
     ) -> None:
         """unit_of: see SavedLeaves"""
-        on_host = KeptOnHost(ledger) if options.activations == HOST else None
+        on_host = KeptOnHost(ledger, meter) if options.activations == HOST else None
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
         self._inputs, self._device = Inputs(options.compute_dtype), device
@@ -139,12 +141,12 @@ class Hooks:
             register_multi_grad_hook(tensors, over, mode="all")
 
     @torch._disable_dynamo
-    def _end_forward(self, owner: nn.Module, *_: object) -> None:
+    def _end_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
         """After every forward, also after one that ended with an exception."""
         self._saved.leave(owner)
-        self._inputs.give_back(owner)
         if self._running and self._running[-1] is owner:
             self._running.pop()
+        return self._inputs.give_back(owner, output)
 
     @torch._disable_dynamo
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:

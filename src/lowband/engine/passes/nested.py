@@ -7,11 +7,13 @@ dict of its own class, which are leaves to pytree; here they are opened, too.
 import copy
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from itertools import count
+from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 
 def requiring_grad(values: Any) -> list[torch.Tensor]:
@@ -33,12 +35,18 @@ def differentiable(values: Any) -> list[torch.Tensor]:
 
 
 def replaced(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Nested values with each of their tensors changed; what has none changed is the same object."""
-    leaves, structure = tree_flatten(values)
-    changed = [_replaced(leaf, change) for leaf in leaves]
-    if all(new is old for new, old in zip(changed, leaves, strict=True)):
-        return values
-    return tree_unflatten(changed, structure)
+    """Nested values with each of their tensors changed; each container that has none is the same object."""
+    found, structure = inside(values)
+    if structure.is_leaf():
+        return _replaced(values, change)
+    changed = [replaced(value, change) for value in found]
+    return values if all(map(is_, changed, found)) else tree_unflatten(changed, structure)
+
+
+def inside(value: Any) -> tuple[list[Any], TreeSpec]:
+    """What is in a container that pytree knows, one level deep; the container may be in itself."""
+    calls = count()
+    return tree_flatten(value, is_leaf=lambda _: next(calls) > 0)
 
 
 def _replaced(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -12,9 +12,10 @@ class MemoryMeter:
     Kinds, those in another tier than the device with its name behind (`optim@host`, spec.tiers): weights,
     secondary, grads, optim (states), gathered (whole units in use), sums (of whole units'
     gradients over micro-batches, breadth-first), buffers (gradients being reduced; send and receive buffers;
-    the peak is the largest of one submission, because timing decides how many submissions overlap). Not
-    counted: activations and the leaves' gradients, which belong to autograd, and the temporaries of encoding
-    and decoding one piece (collectives.wire).
+    the peak is the largest of one submission, because timing decides how many submissions overlap),
+    activations@host (what units keep there for the backward). Not counted: activations on the device and the
+    leaves' gradients, which belong to autograd, and the temporaries of encoding and decoding one piece
+    (collectives.wire).
     """
 
     def __init__(self) -> None:

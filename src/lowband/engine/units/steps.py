@@ -3,10 +3,11 @@
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -81,14 +82,41 @@ def _before_step(
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
+        if optimizer not in _stepping:
+            _prepare(optimizer)
+            _unwatched.add(optimizer)
+            for watcher in _watchers(by_unit):
+                watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
-    check = partial(check_reduced, shards, type(optimizer).__name__, "this step")
+    check = partial(_check_gradients, shards, _updated(optimizer), type(optimizer).__name__)
     if not any(map(callable, (*args[1:], *kwargs.values()))):
         check()
         return None
     return (args[0], *(_then(each, check) for each in args[1:])), {
         name: _then(each, check) for name, each in kwargs.items()
     }
+
+
+def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parameter], where: str) -> None:
+    """Before a step: its gradients have come.
+
+    updated: those whose gradients a lowband.Matrices brings to whole matrices that are stepped
+    """
+    check_reduced(shards, where, "this step")
+    with torch._C.DisableTorchFunctionSubclass():  # quicker
+        left = next((shard for shard in updated if shard.grad is not None), None)
+    if left is not None:
+        raise UserError(
+            f"the gradient of '{left.shard_of.name}' has not come to its matrix",  # type: ignore[attr-defined]
+            where=where,
+            allowed="optimizer.step() in `with matrices`, behind the backward",
+        )
+
+
+def _updated(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The shards that get what becomes of the optimizer's whole matrices, and others of these Matrices."""
+    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return list({shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())})
 
 
 def _then(value: Any, check: Callable[[], None]) -> Any:
@@ -117,11 +145,28 @@ def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
     """Count the step for every unit in it. See units.changes, [Note: versions]."""
-    for changes in _by_unit(optimizer):
+    by_unit = _by_unit(optimizer)
+    for changes in by_unit:
         changes.count_step()
+    if optimizer in _unwatched:
+        _unwatched.discard(optimizer)
+        for watcher, shards in _watchers(by_unit).items():
+            watcher.after_step(shards)
 
 
 _stepping: list[Optimizer] = []  # those whose steps run, outermost first
+# Those whose steps run, but not as `_step_on_shards` has made them: the step was looked up before, or the
+# optimizer has got the shards by an assignment to its groups.
+_unwatched: WeakSet[Optimizer] = WeakSet()
+
+
+def _watchers(by_unit: Mapping[Changes, list[nn.Parameter]]) -> dict[Watcher, list[nn.Parameter]]:
+    """The shards by who watches them."""
+    found: dict[Watcher, list[nn.Parameter]] = {}
+    for changes, shards in by_unit.items():
+        if changes.watcher is not None and shards:
+            found.setdefault(changes.watcher, []).extend(shards)
+    return found
 
 
 @contextmanager
@@ -130,18 +175,15 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
     shards, as a subclass or an optimizer around another makes, only once.
     """
     around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
-    watched: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in _by_unit(optimizer).items():
-        mine = [shard for shard in shards if shard not in around]
-        if changes.watcher is not None and mine:
-            watched.setdefault(changes.watcher, []).extend(mine)
+    by_unit = _by_unit(optimizer).items()
+    watched = _watchers({changes: [s for s in shards if s not in around] for changes, shards in by_unit})
     for watcher in watched:
         watcher.before_step()
     _stepping.append(optimizer)
     try:
         yield
     finally:
-        _stepping.pop()
+        _stepping.remove(optimizer)  # not the last one: other threads step, too
     for watcher, mine in watched.items():
         watcher.after_step(mine)
 
@@ -163,12 +205,17 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
             )
     if any(changes_of(parameter) is not None for parameter in optimizer.param_groups[-1]["params"]):
         check_class(optimizer)
-        if is_known(optimizer):
-            setattr(optimizer, _BY_ELEMENT, True)
-        if any(changes.disk is not None for changes in _by_unit(optimizer)):
-            setattr(optimizer, _ON_DISK, True)
-            refuse_states(optimizer)
-        _step_on_shards(type(optimizer))
+        _prepare(optimizer)
+
+
+def _prepare(optimizer: Optimizer) -> None:
+    """Have its steps, from the next one on, know that it has shards."""
+    if is_known(optimizer):
+        setattr(optimizer, _BY_ELEMENT, True)
+    if not hasattr(optimizer, _ON_DISK) and any(c.disk is not None for c in _by_unit(optimizer)):
+        setattr(optimizer, _ON_DISK, True)
+        refuse_states(optimizer)
+    _step_on_shards(type(optimizer))
 
 
 @torch._disable_dynamo
@@ -176,9 +223,9 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
 def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
     """Discard also the gradients that wait under `no_sync`, or for lowband.Matrices."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    behind = {shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())}
-    discard([*own, *behind])
-    for shard in behind:
+    updated = _updated(optimizer)
+    discard([*own, *updated])
+    for shard in updated:
         shard.grad = None
     _zero_grad(optimizer, set_to_none)
 

@@ -1,13 +1,12 @@
 """Raw tables -> derived tables, by name: where the sources of an entry are, and how it is written."""
 
 from collections.abc import Callable, Collection, Iterable
-from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
 
 from lowband.errors import UserError
-from lowband.evidence.tables.entries import COLLECTED, OF_GPUS, REPORTED, SHIPPED, TABLES
+from lowband.evidence.tables.entries import COLLECTED, OF_GPUS, REPORTED, SHIPPED, TABLES, code_at
 from lowband.spec.benchmarks import BENCHMARKS, RULES
 from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_csv
 
@@ -84,12 +83,11 @@ def read_source(source: str, tables_dir: Path, root: Path) -> pd.DataFrame:
 
 
 def builder(name: str) -> Callable[..., pd.DataFrame]:
-    """Source tables -> the table: a pure function."""
+    """Source tables -> the table: a pure function. Raises UserError for an entry whose code is not there."""
     view = TABLES[name].view
     if view is not None:
         return lambda *sources: view.rows(pd.concat(sources, ignore_index=True))
-    module, function = TABLES[name].place
-    build: Callable[..., pd.DataFrame] = getattr(import_module(f"lowband.evidence.{module}"), function)
+    build: Callable[..., pd.DataFrame] = code_at(*TABLES[name].place, f"tables.yaml: {name}")
     return build
 
 

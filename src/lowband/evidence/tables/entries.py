@@ -1,7 +1,10 @@
 """Every derived table: its sources, and the view that it is of them or the function that builds it."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from lowband.errors import UserError
 from lowband.evidence.tables.view import View
 from lowband.spec.yaml_model import Strict, read_entries
 
@@ -10,6 +13,24 @@ SHIPPED = "shipped/"  # and with this one, all such files of results/reference/;
 
 OF_GPUS = f"{SHIPPED}kernels"  # rows of `lowband bench-kernel`, of every device shipped
 COLLECTED = ("runs", "steps", "bytes", "states", "outside")  # written by `lowband collect`
+
+
+def code_at(module: str, name: str, where: str) -> Any:
+    """What an entry names: an object of a module below lowband.evidence. Raises UserError if it is not there.
+
+    where: the entry
+    """
+    path = f"lowband.evidence.{module}"
+    try:
+        found = import_module(path)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):  # a file that is there imports what is not
+            raise
+        file = f"lowband/evidence/{module.replace('.', '/')}.py"
+        raise UserError(f"no file {file}", where=where, allowed="a view, or code in such a file") from None
+    if not hasattr(found, name):
+        raise UserError(f"no '{name}' in {module}", where=where, allowed="what its file defines")
+    return getattr(found, name)
 
 
 class Table(Strict):

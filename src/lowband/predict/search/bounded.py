@@ -210,7 +210,8 @@ def _room(machine: Machine) -> float:
 
 
 def _floor(base: Workload) -> NDArray[np.float64]:
-    """The least seconds of a step under any scheme: what it takes without collectives of sharding.
+    """The least seconds of a step under any scheme: what it takes without collectives of sharding and copies
+    of states beyond the device, of which each scheme has other shards.
 
     Of uneven stages: what they take in the mean, if none has a head. Where backwards are split, all but the
     first rank wait at least for a forward in each stage before theirs.
@@ -218,7 +219,9 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     base, part = _even(base)
     axes = base.axes
     splits = SCHEDULES[axes.row].splits
-    whole = replace(base, axes=axes.model_copy(update={"schedule": "1f1b"})) if splits else base
+    whole = replace(base, beyond=None)
+    if splits:
+        whole = replace(whole, axes=axes.model_copy(update={"schedule": "1f1b"}))
     step = step_time(whole)
     least = _without_placement(step)
     if splits:

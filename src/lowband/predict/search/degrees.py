@@ -144,10 +144,7 @@ def left_out(model: ModelSpec, axes: Sequence[Ways], software: Sequence[str] = (
         found.append("ranks that divide experts, but those of --ep")
     if software:
         found.append(f"what {' and '.join(software)} cannot run (--software any)")
-    line = "not tried: " + "; ".join(found)
-    if model.tied_head and any(one.pipeline > 1 and not one.has_both_ends for one in axes):
-        line += "; not counted: one exchange a step of the gradient of an embedding that two stages share"
-    return line
+    return "not tried: " + "; ".join(found)
 
 
 @cache  # the same for every placement

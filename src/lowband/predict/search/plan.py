@@ -7,7 +7,8 @@ It covers these choices only:
                 level; a collective that sends nothing, or has one rank, keeps its native wire
     batches     every micro-batch (of those given) that divides a data-parallel group's share of the global
                 batch; the rest is accumulation
-    recompute   none, op, full (or those given), and selective where attention keeps its scores
+    recompute   none, op, full (or those given), selective where attention keeps its scores, and host where
+                the machine states that tier's rates and a run could keep activations there
     axes        and schedules: degrees.py
     relief      where memory is short: some layers recomputed, the optimizer's states on the host (relief.py)
 """
@@ -39,7 +40,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
 from lowband.spec.step import States
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "op", "full")
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "op", "full", "host")
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
 
 
@@ -77,11 +78,16 @@ def plan(
     lora:          adapters, likewise
     """
     check_ways(machine, ways)
+    if tuple(recompute) == ("host",):
+        machine.tier("host")
     tried = possible(
         machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
     bases = list(_bases(*job, imbalance, beyond, lora))
+    if not bases and tuple(recompute) == ("host",):
+        what = "no candidate that divides the batch could keep its activations on the host"
+        raise UserError(what, allowed="--tp 1 --pp 1, a GPT of softmax layers")
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(

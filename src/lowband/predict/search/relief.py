@@ -48,11 +48,14 @@ def relieved(base: Workload, recompute: Sequence[Recompute], fits: bool) -> Iter
     if host is None or host.update_gigabytes_per_s is None:
         return
     if base.placed is None and base.lora is None and base.stack.optimizer == "adamw":
-        for one in (*kinds(base, recompute), *partly):
+        for one in (*kinds(base, [each for each in recompute if each != "host"]), *partly):
             yield replace(one, beyond=HOST)
 
 
 def kinds(base: Workload, recompute: Sequence[Recompute]) -> list[Workload]:
-    """The job with each kind of recomputation. A fused kernel keeps no scores to recompute."""
-    tried = [each for each in recompute if each != "selective" or base.stack.attention == "plain"]
+    """The job with each kind of recomputation. A fused kernel keeps no scores to recompute, and activations
+    are kept on the host where the machine states its rates and a run could keep them there."""
+    has_host = "host" in base.machine.tiers and base.can_keep_on_host
+    possible = {"selective": base.stack.attention == "plain", "host": has_host}
+    tried = [each for each in recompute if possible.get(each, True)]
     return [replace(base, recompute=each) for each in tried]

@@ -165,7 +165,7 @@ _MEGATRON_LM: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved"})
 _TORCHTITAN: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved", "zb-v", "dualpipe-v"})
 
 OURS: Final = Software(
-    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full"}), adapters=True,
+    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
     offloads=_of_ours_in_tiers,
 )  # fmt: skip
 SOFTWARE: Final = (

@@ -73,7 +73,8 @@ def _does_not_fit(row: dict[str, Any]) -> str:
 
 def _of_node(of: dict[str, Any]) -> str:
     """What a node holds beyond its devices."""
-    states = [f"{state}@{of[state]}" for state in ("optim", "weights") if of[state] is not None]
+    names = ("optim", "weights", "activations")
+    states = [f"{name}@{of[name]}" for name in names if of.get(name) is not None]
     parts = f", share {of['share']:g}" if of["share"] < 1 else ""
     parts += f", of {of['stride']} subgroups one is updated on the device" if of["stride"] else ""
     return f"  beyond the device {', '.join(states)}{parts}; of a node: {_rooms(of)}"

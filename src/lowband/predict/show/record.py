@@ -6,6 +6,7 @@ from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
 from lowband.cost.lora import Lora
+from lowband.cost.tiers import Beyond
 from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
 from lowband.predict.experts import experts_sent
@@ -89,15 +90,16 @@ def _adapters(job: Workload, lora: Lora) -> dict[str, Any]:
 
 
 def _tiers(job: Workload, prediction: Prediction) -> dict[str, Any]:
-    """Of states beyond the device: which, and a node's bytes in each tier; nothing if all are on it."""
-    if (beyond := job.placed) is None:
+    """Of what lies beyond the device: which, and a node's bytes in each tier; nothing if all is on it."""
+    if not job.tiers:
         return {}
     tiers = {
         f"{tier}_{name}_bytes": round(float(size))
         for tier, held in prediction.tier_bytes.items()
         for name, size in (("node", held), ("capacity", job.machine.tier(tier).capacity_gib * GIB))
     }
-    return {"tiers": vars(beyond) | tiers}
+    kept = {"activations": "host"} if job.recompute == "host" else {}
+    return {"tiers": vars(job.placed or Beyond()) | kept | tiers}
 
 
 def _context(job: Workload) -> dict[str, Any]:

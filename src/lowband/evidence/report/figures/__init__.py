@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Collection
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import field_validator
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import tables_of_runs
-from lowband.evidence.tables.entries import COLLECTED
+from lowband.evidence.tables.entries import COLLECTED, code_at
 from lowband.evidence.tables.view import View
 from lowband.spec.csv_tables import made_of, read_table, sha256, write_csv
 from lowband.spec.files import write_whole
@@ -42,15 +41,16 @@ class Entry(Strict):
         """The file of this folder that draws the figure."""
         return (self.drawn_by or self.name).partition(":")[0]
 
-    @property
-    def drawing(self) -> Any:
-        """What draws it."""
-        found = import_module(f"{__name__}.{self.file}")
-        return getattr(found, self.drawn_by.partition(":")[2]) if self.drawn_by else found
+    def code(self, name: str) -> Any:
+        """`draw` or `data` of what draws it. Raises UserError if that is not there."""
+        module, where = f"report.figures.{self.file}", f"figures.yaml: {self.name}"
+        if not self.drawn_by:
+            return code_at(module, name, where)
+        return getattr(code_at(module, self.drawn_by.partition(":")[2], where), name)
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
         """Exactly the drawn rows of its table."""
-        rows: pd.DataFrame = self.drawing.data(table) if self.data is None else self.data.rows(table)
+        rows: pd.DataFrame = self.code("data")(table) if self.data is None else self.data.rows(table)
         return rows
 
 
@@ -77,12 +77,12 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
 
     entry = FIGURES[name]
     source = tables_dir / f"{entry.table}.csv"
-    table = read_table(source)
+    draw, table = entry.code("draw"), read_table(source)
     with made_of(source):
         data = entry.rows(table)
     out_dir.mkdir(parents=True, exist_ok=True)
     with paper_style(), made_of(source):
-        drawn = entry.drawing.draw(data) if len(data) else nothing_to_draw(source.name)
+        drawn = draw(data) if len(data) else nothing_to_draw(source.name)
         drawn.draw_without_rendering()  # lays it out: once, as that takes longer than drawing
         drawn.set_layout_engine(None)
         # Without its date, a PDF of the same figure has the same bytes.
