@@ -134,7 +134,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
-    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
+    matrices = _matrices_s(job, place, network)  # between the last backward and the update, and behind it
+    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0) | {f"exposed_{k}": v for k, v in matrices.items()}
 
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
@@ -157,14 +158,10 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
     for name, time in (("stash", tiers.stash), ("host_update", tiers.update), ("fetch", tiers.fetch)):
         add(name, time)
-    optimizer = {"optimizer": tiers.on_device * _optimizer_s(job, place, computer)}
-    for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
+    add("optimizer", tiers.on_device * _optimizer_s(job, place, computer))
+    for name, time in _computed(middle, place, micro_batches).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    # Between the last backward and the update, and behind it.
-    items |= {
-        f"exposed_{name}": time for name, time in (matrices := _matrices_s(job, place, network)).items()
-    }
     if job.is_in_stages:
         add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
