@@ -135,7 +135,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
     matrices = _matrices_s(job, place, network)  # between the last backward and the update, and behind it
-    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0) | {f"exposed_{k}": v for k, v in matrices.items()}
+    items: dict[str, Num] = {**dict.fromkeys(ITEMS, 0.0), **{f"exposed_{k}": v for k, v in matrices.items()}}
 
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
