@@ -8,7 +8,7 @@ ways are one.
 
 import pandas as pd
 
-SUITE = "box-context"
+SUITES = ["box-context", "box-context-levels"]
 CELL = [
     "provenance", "suite", "cluster", "model", "ranks", "seq_len", "micro_batch", "recompute",
     "outer_link_bytes_per_s", "scale",
@@ -22,7 +22,7 @@ COLUMNS = (
 
 def build(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per cell of which all ways ended ok."""
-    of_suite = runs[runs["suite"] == SUITE]
+    of_suite = runs[runs["suite"].isin(SUITES)]
     rows = []
     for cell, found in of_suite.groupby(CELL, sort=False, dropna=False):
         if (found["status"] != "ok").any():
