@@ -15,9 +15,11 @@ from test_parity import CONFIG, INNER
 from torch import nn
 
 import lowband
+from lowband.cost.matrices import moved_numel
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.mesh import Levels
 
 STEPS = 3  # disturbed before the last; Shampoo's roots change once
 
@@ -189,6 +191,9 @@ def test_bytes_are_those_of_the_closed_form_and_every_rank_owns_its_share() -> N
         assert sent["matrix_gather"] == sent["matrix_return"]
         assert sent["matrix_changed"] == 4 * 3 * 3  # a byte to each other rank, for each unit with matrices
     assert later[0]["matrix_return"] == sum(on_ranks(4, moved_bytes, "zero3"))
+    block = tuple(tuple(p.shape) for p in Model().blocks[0].parameters())
+    levels = Levels.fit(INNER, 4)
+    assert later[0]["matrix_return"] == 4 * moved_numel((block,) * 3, levels, "world")  # the predictor's
 
 
 NAMES = ("matrix_gather", "matrix_return", "matrix_changed")

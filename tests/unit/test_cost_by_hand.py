@@ -20,7 +20,7 @@ from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
-from lowband.predict.search.candidates import KNOBS, Candidate, Plan
+from lowband.predict.search.candidates import Candidate, Plan, knobs_of
 from lowband.predict.search.degrees import axes_to_try
 from lowband.predict.search.plan import jobs, plan
 from lowband.predict.show.plan_files import write
@@ -541,6 +541,8 @@ def test_what_other_choices_cost() -> None:
         *wires,
         2,
         "none",
+        1.0,
+        None,
         1,
         1,
         "ring",
@@ -560,7 +562,7 @@ def test_what_other_choices_cost() -> None:
         candidate(best, 1.0),
         candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
         candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(9, "full")[:19], 2), 0.1),  # differs in two
+        candidate((*with_(9, "full")[:21], 2), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
@@ -568,7 +570,8 @@ def test_what_other_choices_cost() -> None:
     assert lines[9] == "recompute none: no other value was possible here"
     assert lines[11] == "cp 1: no other value was possible here"
     assert lines[13] == "schedule 1f1b: no other value was possible here"
-    assert len(lines) == len(best) - 5  # no way and states on one rank along context, and no experts
+    # No way and states on one rank along context, no experts; all layers alike, and all on the device.
+    assert len(lines) == len(best) - 7
 
 
 def test_what_another_degree_of_context_costs() -> None:
@@ -584,6 +587,8 @@ def test_what_another_degree_of_context_costs() -> None:
             *wires,
             2,
             "none",
+            1.0,
+            None,
             1,
             context,
             way,
@@ -675,7 +680,7 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
     for taken in ("found", "zero3"):
         with pytest.raises(UserError, match=f"'{taken}' is taken"):
             write(best, taken, Config(tmp_path))
-    shown = replace(best, knobs=("world",) * len(KNOBS))
+    shown = replace(best, knobs=knobs_of(best.job, micro_batch=2))
     text = report(Plan([shown], {shown.knobs: shown}))
     assert "grad_reduce int4; micro-batch 2 x 3, order breadth, recompute none, tp 1, pp 1" in text
 

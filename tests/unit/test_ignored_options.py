@@ -108,6 +108,36 @@ def test_what_spec_would_ignore_is_refused(
             [*PLAN, "--global-batch", "10000001"],
             "--global-batch: 10,000,001 sequences (allowed: at most 10,000,000)",
         ),
+        ([*PREDICT, "--imbalance", "2"], "--imbalance: would change nothing (allowed: with --ep 2 or more)"),
+        ([*PREDICT, "--route", "flat"], "--route: would change nothing (allowed: with --ep 2 or more)"),
+        ([*PREDICT, "--ways", "heads"], "--ways: would change nothing (allowed: with --cp 2 or more)"),
+        ([*PREDICT, "--states", "scan"], "--states: would change nothing (allowed: with --cp 2 or more)"),
+        (
+            [*PREDICT, "--sequence-parallel"],
+            "--sequence-parallel: would change nothing (allowed: with --tp 2 or more)",
+        ),
+        (
+            [*PREDICT, "--tiers", "weights@host", "--tier-share", "0.5"],
+            "--tier-share and --tier-stride are of --tiers (allowed: --tiers optim@host)",
+        ),
+        ([*PLAN, "--imbalance", "2"], "--imbalance: would change nothing (allowed: with --ep 2 or more)"),
+        ([*PLAN, "--copies", "2"], "--copies: would change nothing (allowed: with --ep 2 or more)"),
+        (
+            [*PLAN, "--ways", "heads", "--cp", "1"],
+            "--ways: would change nothing (allowed: with --cp 2 or more)",
+        ),
+        (
+            [*PLAN, "--cp", "2", "--states", "scan"],
+            "--states: model 'gpt-1m' has no linear layers (allowed: models with some, or no --states)",
+        ),
+        ([*PLAN, "--most-stale", "9"], "--most-stale: would change nothing (allowed: with --outer-gbps)"),
+        (
+            [*PLAN, "--groups", "1000000000000"],
+            "--groups: groups of 1,000,000,000,000 ranks in a job of 8 (allowed: fewer than those)",
+        ),
+        ([*PLAN, "--largest", "--recompute", "none"], "--largest is without --recompute"),
+        ([*PLAN, "--largest", "--imbalance", "2"], "--largest is without --imbalance"),
+        ([*PLAN, "--outer-gbps", "1", "--ways", "heads"], "--outer-gbps is without --ways"),
         ([*PLAN, "--largest", "--groups", "16"], "--largest is without --groups"),
         ([*PLAN, "--outer-gbps", "1", "--largest"], "--outer-gbps is without --largest"),
         ([*PLAN, "--outer-gbps", "1", "--software", "any"], "--outer-gbps is without --software"),
@@ -161,3 +191,13 @@ def test_a_plan_is_written_whole_or_not_at_all(capsys: pytest.CaptureFixture[str
     job = [*PLAN, "--tp", "1", "--pp", "1", "--micro-batch", "1", "--recompute", "full"]
     assert str(suites) in told([*job, "--write", "mine", "--root", str(tmp_path)], capsys)
     assert not [*tmp_path.rglob("mine.yaml")]
+
+
+def test_slow_nodes_have_the_software_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the stack computes otherwise was ignored."""
+    job = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "16", "--outer-gbps", "1", "--csv"]
+    found = []
+    for more in ([], ["--attention", "plain"]):
+        assert main([*job, "--root", str(ROOT), *more]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] != found[1]

@@ -43,7 +43,7 @@ KIBIBYTES = 3000  # a rank's memory: some of the choices fit
 def machine(kibibytes: float) -> Machine:
     found, _ = setting(CONFIG, "frontier", "ours")
     device = {"memory_gib": kibibytes * 1024 / GIB, "framework_gib": None}
-    return found.model_copy(update={"device": found.device.model_copy(update=device)})
+    return found.model_copy(update={"device": found.device.model_copy(update=device), "tiers": {}})
 
 
 @cache
@@ -99,15 +99,18 @@ def brute_force(
 
 
 def equal_to_brute_force(found: Plan, expected: dict[tuple[object, ...], tuple[float, float]]) -> None:
-    assert found.candidates.keys() == expected.keys()
+    """But for what is tried where memory is short, which is beside it: test_plan_relief.py."""
+    whole = {one.knobs for one in found.candidates.values() if one.job.recomputed == 1}
+    ranked = [one for one in found.ranked if one.job.recomputed == 1]
+    assert whole == expected.keys()
     fitting = {knobs for knobs, (_, peak) in expected.items() if peak <= KIBIBYTES * 1024}
     assert 0 < len(fitting) < len(expected)
-    assert {one.knobs for one in found.ranked} == fitting
-    for one in found.ranked:
+    assert {one.knobs for one in ranked} == fitting
+    for one in ranked:
         seconds, peak = expected[one.knobs]
         assert one.step_time_s == pytest.approx(seconds, rel=1e-12)
         assert peak == pytest.approx(float(predict(one.job, interval=False).peak_memory_bytes), rel=1e-12)
-    assert found.ranked[0].step_time_s == min(one.step_time_s for one in found.ranked)
+    assert ranked[0].step_time_s == min(one.step_time_s for one in ranked)
 
 
 def test_a_plan_over_axes_is_brute_force() -> None:

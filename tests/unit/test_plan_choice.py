@@ -39,8 +39,7 @@ def candidate(weights: str, lossy: int, seconds: float) -> Candidate:
     wires = {name: pair[i < lossy] for i, (name, pair) in enumerate(WIRES.items())}
     scheme = Scheme(name="plan", weights=weights, grads="world", optim="world", **wires)
     job = Workload(MACHINE, STACK, CONFIG.model("gpt-1m"), scheme, 8, np.array([1]), 128, np.array([1]))
-    values = {**vars(scheme), "micro_batch": 1, "order": "depth", "recompute": "full"}
-    values |= vars(ONLY_DATA)
+    values = {**vars(scheme), **vars(job), **vars(ONLY_DATA), "micro_batch": 1}
     return Candidate(tuple(values[knob] for knob in KNOBS), job, 1, 1, seconds, 0.0)
 
 

@@ -147,7 +147,7 @@ def test_the_command_writes_them(
 
 def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:
     """Sharding over a group sends no gathers beyond it, in as much time as over as many ranks alone."""
-    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32)
+    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 128)
     model, scheme = (
         CONFIG.model("llama-3-8b"),
         Scheme(name="hsdp", weights="group", grads="group", optim="group"),

@@ -185,7 +185,8 @@ def test_the_planner_places_states_beyond_the_device_of_every_candidate() -> Non
     machine, stack = setting(CONFIG, "polaris", "ours")
     model, search = CONFIG.model("gpt-20b"), {"axes": [Ways()], "micro_batches": [1], "exact": True}
     with pytest.raises(UserError, match="does not fit 4 x 40 GiB"):
-        plan(machine, stack, model, 4, 2048, 4, **search)  # type: ignore[arg-type]
+        bare = machine.model_copy(update={"tiers": {}})
+        plan(bare, stack, model, 4, 2048, 4, **search)  # type: ignore[arg-type]
     found = plan(machine, stack, model, 4, 2048, 4, beyond=Beyond("host"), **search)  # type: ignore[arg-type]
     assert found.ranked
     for one in found.ranked[:5]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lowband.cost.collectives import Network
 from lowband.cost.compute import CAST_BYTES, Computer
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
@@ -95,6 +96,22 @@ def test_states_and_updates_of_other_optimizers(optimizer: str, moments: float) 
         orthogonal = float(computer.matmul_s(5 * 32 * cubes / 8))
     gained = float(computer.memory_s(2 * less * shard)) - orthogonal
     assert float(adam.time_s["optimizer"] - other.time_s["optimizer"]) == pytest.approx(gained)
+
+
+def test_whole_matrices_travel_to_their_owners_and_back() -> None:
+    """On 8 ranks of a node, each with an eighth of every unit: 7/8 of all matrices' 4 bytes, both ways; none
+    where each rank has all of them."""
+    one = predict(job(optimizer="muon"))
+    rate = Network(job().machine, job().stack).rate("node")
+    sent = 4 * 7 / 8 * 32 * (4096 * (4096 + 6144 + 3 * 14336)) / 8
+    for name in ("matrix_gather", "matrix_return"):
+        taken = float(one.communication_s[name])
+        assert float(one.time_s[f"exposed_{name}"]) == taken
+        assert 1 <= taken * rate / sent < 1.2  # owners hold a part of theirs or none; latencies
+    assert float(one.step_time_s) == pytest.approx(float(sum(one.time_s.values())))
+    whole = replace(job(optimizer="muon"), scheme=CONFIG.scheme("ddp"))
+    assert float(predict(whole).communication_s["matrix_gather"]) == 0
+    assert "matrix_gather" not in predict(job()).communication_s
 
 
 def test_other_optimizers_beyond_the_device_are_refused() -> None:

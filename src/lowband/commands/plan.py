@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,6 +15,7 @@ from lowband.commands.predict import (
     add_job,
     add_lora,
     add_tiers,
+    given_on_axes,
     lora,
     print_rows,
 )
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
     from lowband.cost.tiers import Beyond
     from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
+    from lowband.spec.axes import Ways
     from lowband.spec.config import Config
+    from lowband.spec.model import ModelSpec
 
 OURS = "lowband"
+ROUTES = list(get_args(Route))
 NAMES = ("megatron-lm", "deepspeed", "torchtitan", "llm-foundry", OURS)  # predict.search.software
 ANY = "any"
 MOST_BATCH = 10**7  # sequences: the largest known have a hundredth of it, and more have ever more divisors
@@ -51,7 +56,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="to try (default: all that layers allow)")
     plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
     add_context(plan, ["all"], "default: all")
-    add_experts(plan, list(get_args(Route)), "default: all", "some if --imbalance")
+    add_experts(plan, ROUTES, "default: all", "some if --imbalance")
     add_tiers(plan)
     add_lora(plan)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
@@ -64,7 +69,7 @@ def add(commands: Any) -> None:
         help="of each node's link, in Gbit/s: choose how often, on which wire and how late nodes exchange",
     )  # fmt: skip
     plan.add_argument(
-        "--most-stale", type=at_least_one, default=100, metavar="STEPS", help="H + delay, with --outer-gbps"
+        "--most-stale", type=at_least_one, metavar="STEPS", help="H + delay, with --outer-gbps (default: 100)"
     )
     plan.add_argument(
         "--largest", metavar="SCHEME", nargs="?", const="zero3",
@@ -146,7 +151,7 @@ def _search(options: argparse.Namespace) -> None:
         plan_others.many_lengths(options, machine, stack, model)
         return
     if options.outer_gbps is not None:
-        plan_others.seldom_met(options, config)
+        plan_others.seldom_met(options, config, machine, stack, model)
         return
     if options.largest is not None:
         plan_others.largest_model(options, config, machine, stack, model)
@@ -154,12 +159,13 @@ def _search(options: argparse.Namespace) -> None:
     if options.groups:
         if options.write and own:
             raise UserError("--groups: a suite that --write writes has no such level")
-        machine, stack = with_groups(machine, stack, options.groups)
+        machine, stack = with_groups(machine, stack, options.groups, options.gpus)
     seq_len = sequence(model, options.seq)
     copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
     of_experts = options.ep, options.route, copies
     degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
     axes = [stack.axes(one) for one in axes_to_try(machine, model, *degrees, seq_len)]
+    _check_used(options, axes, model)
     found = plan(
         machine, stack, model, options.gpus, seq_len,
         options.global_batch or 4 * options.gpus, axes,
@@ -193,6 +199,19 @@ def _check(options: argparse.Namespace, config: "Config") -> None:
     ignored = [*instead[1:], *plan_others.given(options, "groups", "software", "copies")]
     if instead and ignored:
         raise UserError(f"{instead[0]} is without {ignored[0]}")
+    if options.most_stale is not None and options.outer_gbps is None:
+        raise UserError("would change nothing", where="--most-stale", allowed="with --outer-gbps")
+
+
+def _check_used(options: argparse.Namespace, axes: "Sequence[Ways]", model: "ModelSpec") -> None:
+    """Raises UserError for an option that is about none of what is tried."""
+    from lowband.predict.request import check_used
+
+    along = {"--ways": options.ways != ["all"], "--states": options.states}
+    check_used(along | given_on_axes(options, ROUTES), axes)
+    if options.states and not model.linear_layers:
+        what = f"model '{model.name}' has no linear layers"
+        raise UserError(what, where="--states", allowed="models with some, or no --states")
 
 
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":

@@ -1,10 +1,11 @@
 """What else `lowband plan` answers: the largest model, a batch of many lengths, replicas that meet seldom."""
 
 import argparse
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from lowband.commands.predict import print_rows
 from lowband.errors import UserError
+from lowband.spec.step import Route
 
 if TYPE_CHECKING:
     from lowband.spec.config import Config
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from lowband.spec.stack import Stack
 
 WHOLE: Final = ("none", "full")  # recomputation that is tried
+ALONG: Final = ("ways", "states", "route", "imbalance", "copies", "sequence_parallel")  # about axes
+MOST_STALE: Final = 100
 SELDOM: Final = ("diloco", "diloco-hier3")  # the placements that are tried in a node
 
 
 def given(options: argparse.Namespace, *names: str) -> list[str]:
     """Those of these options that were given, as they are written."""
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    at_rest = {"ways": ["all"], "route": [*get_args(Route)], "imbalance": 1.0}
+    found = [name for name in names if (value := getattr(options, name)) and value != at_rest.get(name)]
+    return [f"--{name.replace('_', '-')}" for name in found]
 
 
 def largest_model(
@@ -29,9 +34,8 @@ def largest_model(
     from lowband.predict.show import largest as show
     from lowband.predict.workload import Workload
 
-    beside = given(options, "write", "tp", "pp", "layers", "exact", "states")
-    beside += ["--cp"] * (options.cp is not None) + ["--ep"] * (options.ep is not None)
-    if beside:
+    others = ("write", "tp", "pp", "layers", "exact", "cp", "ep", "recompute")
+    if beside := given(options, *others, *ALONG):
         raise UserError(f"--largest is without {beside[0]}")
     scheme = config.given_scheme(options.largest).on(list(machine.sizes))
     micro_batch, *more = options.micro_batch or [1]
@@ -51,11 +55,8 @@ def many_lengths(options: argparse.Namespace, machine: "Machine", stack: "Stack"
     from lowband.predict.show import lengths as show
 
     others = ("write", "tp", "pp", "layers", "outer_gbps", "micro_batch", "global_batch", "seq", "exact")
-    beside = given(options, *others)
-    beside += ["--cp"] * (options.cp is not None) + ["--ways"] * (options.ways != ["all"])
-    beside += ["--recompute host"] * ("host" in (options.recompute or ()))
-    beside += ["--states"] * bool(options.states) + ["--ep"] * (options.ep is not None)
-    if beside:
+    beside = given(options, *others, "cp", "ep", *ALONG)
+    if beside := [*beside, *["--recompute host"] * ("host" in (options.recompute or ()))]:
         raise UserError(f"--lengths is without {beside[0]}")
     batch = read_lengths(options.lengths, model)
     found, refused = [], []
@@ -70,16 +71,16 @@ def many_lengths(options: argparse.Namespace, machine: "Machine", stack: "Stack"
     print_rows(options, rows, lambda: show.report(batch, rows))
 
 
-def seldom_met(options: argparse.Namespace, config: "Config") -> None:
-    from lowband.predict.request import sequence, setting
+def seldom_met(
+    options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
+) -> None:
+    from lowband.predict.request import sequence
     from lowband.predict.search import plan_seldom
     from lowband.predict.workload import Workload
 
-    if options.write or options.tp or options.pp or options.layers or options.cp or options.ep:
-        raise UserError("--outer-gbps is without --write, --tp, --pp, --cp, --ep and --layers")
-    machine, stack = setting(config, options.cluster, options.stack)
+    if beside := given(options, "write", "tp", "pp", "cp", "ep", "layers", *ALONG):
+        raise UserError(f"--outer-gbps is without {beside[0]}")
     machine = plan_seldom.with_outer_rate(machine, options.outer_gbps)
-    model = config.given_model(options.model)
     inside = plan_seldom.possible([config.scheme(name) for name in SELDOM], machine, options.gpus)
     batch = options.global_batch or 4 * options.gpus
     batches = [
@@ -95,7 +96,7 @@ def seldom_met(options: argparse.Namespace, config: "Config") -> None:
         )
     job = Workload(machine, stack, model, inside[0], options.gpus, 1, sequence(model, options.seq))
     found = plan_seldom.plan(
-        job, inside, options.most_stale, batches, options.recompute or WHOLE, options.exact
+        job, inside, options.most_stale or MOST_STALE, batches, options.recompute or WHOLE, options.exact
     )
     rows = [choice.row() for choice in found]
     print_rows(options, rows, lambda: plan_seldom.report(found, options.outer_gbps))

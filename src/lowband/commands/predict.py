@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
+ROUTES = ["merged"]
 RECOMPUTE = ["none", "selective", "op", "full", "host"]
 
 
@@ -44,7 +45,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel ranks")
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     add_context(predict, [], "default: ring; state")
-    add_experts(predict, ["merged"], "default: merged", "0")
+    add_experts(predict, ROUTES, "default: merged", "0")
     add_tiers(predict)
     add_lora(predict)
     predict.add_argument(
@@ -184,11 +185,13 @@ def _grid(options: argparse.Namespace) -> "Grid":
     from itertools import product
 
     from lowband.cost.tiers import Beyond
-    from lowband.predict.request import Grid
+    from lowband.predict.request import Grid, check_used
     from lowband.spec.axes import Ways, to_experts
     from lowband.spec.config import Config
 
-    _check_used(options)
+    if options.recompute_layers is not None and options.recompute == ["none"]:
+        needed = "with --recompute selective, op, full or host"
+        raise UserError("would change nothing", where="--recompute-layers", allowed=needed)
     names = {field.name for field in dataclasses.fields(Grid)}
     values = {key: value for key, value in vars(options).items() if key in names}
     of_stages = options.interleave, options.schedule, options.layers
@@ -196,24 +199,21 @@ def _grid(options: argparse.Namespace) -> "Grid":
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
         for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
+    check_used({"--interleave": options.interleave > 1} | given_on_axes(options, ROUTES), axes)
     beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     values |= {"lora": lora(options)}
     return Grid(**values, software=software(options))
 
 
-def _check_used(options: argparse.Namespace) -> None:
-    """Raises UserError for an option of which no point of the grid would show anything."""
-    for option, is_given, is_used, needed in (
-        ("--interleave", options.interleave > 1, options.pp > 1, "with --pp 2 or more"),
-        ("--copies", any(options.copies or []), max(options.ep) > 1, "with --ep 2 or more"),
-        (
-            "--recompute-layers", options.recompute_layers is not None, options.recompute != ["none"],
-            "with --recompute selective, op, full or host",
-        ),
-    ):  # fmt: skip
-        if is_given and not is_used:
-            raise UserError("would change nothing", where=option, allowed=needed)
+def given_on_axes(options: argparse.Namespace, routes: Sequence[str]) -> dict[str, object]:
+    """By option about an axis, what is given of it. routes: the default"""
+    return {
+        "--sequence-parallel": options.sequence_parallel,
+        "--route": options.route != routes,
+        "--imbalance": options.imbalance != 1,
+        "--copies": any(options.copies or []),
+    }
 
 
 def _predict(options: argparse.Namespace) -> int:

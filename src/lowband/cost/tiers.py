@@ -113,7 +113,7 @@ class Beyond:
                 allowed = "optim@host, optim@disk, weights@host, weights@disk"
                 raise UserError(f"no place '{word}'", where="--tiers", allowed=allowed)
             found[state] = tier
-        if not found and (share, stride) != (1.0, 0):
+        if "optim" not in found and (share, stride) != (1.0, 0):
             raise UserError("--tier-share and --tier-stride are of --tiers", allowed="--tiers optim@host")
         if not found:
             return None

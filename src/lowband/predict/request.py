@@ -76,6 +76,25 @@ def job_of(
     )  # fmt: skip
 
 
+# Of an option about an axis, the degree that it is about, and its option.
+_ABOUT = {
+    "--interleave": ("pipeline", "--pp"), "--sequence-parallel": ("tensor", "--tp"),
+    "--ways": ("context", "--cp"), "--states": ("context", "--cp"), "--route": ("expert", "--ep"),
+    "--imbalance": ("expert", "--ep"), "--copies": ("expert", "--ep"),
+}  # fmt: skip
+
+
+def check_used(given: Mapping[str, object], axes: Sequence[Ways]) -> None:
+    """Raises UserError for an option of which no job on any of the axes would show anything.
+
+    given: by option, what is given of it; none: it is not
+    """
+    for option, value in given.items():
+        degree, needed = _ABOUT[option]
+        if value and all(getattr(one, degree) == 1 for one in axes):
+            raise UserError("would change nothing", where=option, allowed=f"with {needed} 2 or more")
+
+
 @dataclass(frozen=True)
 class Grid:
     """The arguments of `lowband predict`: every combination of the lists' values is a point."""
@@ -103,6 +122,7 @@ class Grid:
         machine, stack = setting(self.config, self.cluster, self.stack)
         models = [self.config.given_model(name) for name in self.model]
         check_ways(machine, self.ways)
+        check_used({"--ways": self.ways, "--states": self.states}, self.axes)
         schemes = [self.config.given_scheme(name) for name in self.scheme]
         for model, scheme, ranks, b, a, seq, recompute, axes in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute,

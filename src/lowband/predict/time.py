@@ -35,6 +35,9 @@ Tokens that other ranks have experts for travel there and back, and a block wait
 `experts`. Experts that ranks divide are units of their own, gathered and reduced over the ranks with the same
 ones, beside their block's. Ranks along tensor divide attention alone: one all-reduce a pass, not two.
 
+Muon's whole matrices travel to their owners before the update, and back behind it (cost/matrices.py): items
+`exposed_matrix_gather` and `exposed_matrix_return`.
+
 States beyond the device add what copies do not hide, and the host's update (tiers.py): items `stash`,
 `host_update` and `fetch`. Activations that wait on the host leave in a block's forward and come back in its
 backward, in the stream of the computation, as our engine copies them: so its passes are longer by both, items
@@ -50,11 +53,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowband.cost.buffers import by_bucket
-from lowband.cost.bytes import Transfer, transfers
+from lowband.cost.bytes import Transfer, experts_apart, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
 from lowband.cost.lora import of_frozen
+from lowband.cost.matrices import NAMES as MATRIX_NAMES
+from lowband.cost.matrices import exchange_s as exchange_s_of_matrices
 from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
@@ -129,7 +134,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
-    items: dict[str, Num] = dict.fromkeys(ITEMS, 0.0)
+    matrices = _matrices_s(job, place, network)  # between the last backward and the update, and behind it
+    items: dict[str, Num] = {**dict.fromkeys(ITEMS, 0.0), **{f"exposed_{k}": v for k, v in matrices.items()}}
 
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
@@ -152,8 +158,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
     for name, time in (("stash", tiers.stash), ("host_update", tiers.update), ("fetch", tiers.fetch)):
         add(name, time)
-    optimizer = {"optimizer": tiers.on_device * _optimizer_s(job, place, computer)}
-    for name, time in (_computed(middle, place, micro_batches) | optimizer).items():
+    add("optimizer", tiers.on_device * _optimizer_s(job, place, computer))
+    for name, time in _computed(middle, place, micro_batches).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
     if job.is_in_stages:
@@ -164,7 +170,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     often = {r.name: times[r.every] for r in STEP}
     often |= dict(zip((FORWARD_GATHER.name, BACKWARD_GATHER.name), place.gathers, strict=True))
     lane = {name: n * (root.get(name, 0.0) + blocks * block.get(name, 0.0)) for name, n in often.items()}
-    lane |= {name: micro_batches * time for name, time in along.lane.items()} | dict(routes.lane)
+    lane |= {name: micro_batches * time for name, time in along.lane.items()} | dict(routes.lane) | matrices
     return StepTime(total(items, items), items, lane)
 
 
@@ -206,6 +212,20 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
     return optimizer + outer / sync.every
+
+
+def _matrices_s(job: Workload, place: Place, network: Network) -> dict[str, Num]:
+    """Seconds of what travels to and from the owners of whole matrices, where the optimizer needs them. Ranks
+    along tensor, whose parts of matrices would have to be put together, too, share them."""
+    if job.stack.optimizer != "muon":
+        return {}
+    apart, shapes = experts_apart(job.model, job.axes.expert), job.model.unit_shapes
+    units = tuple(tuple(unit) for unit in shapes(apart)[-place.blocks :])
+    once = exchange_s_of_matrices(network, units, job.levels, job.scheme.optim, job.axes.tensor)
+    if apart:
+        experts = ((*apart.values(),),) * place.blocks
+        once = once + exchange_s_of_matrices(network, experts, job.levels_alike, job.scheme.optim)
+    return dict.fromkeys(MATRIX_NAMES, once)
 
 
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:

@@ -2,16 +2,21 @@
 
 What computation, tensor parallelism and idle ranks take is the same under every placement, and the least
 that a step can take. So the search goes through the jobs in the order of this floor, and leaves out those
-whose floor is already beyond what their placement has been predicted to take.
+whose floor is already beyond what their placement has been predicted to take. Jobs that differ in schedule
+and stages alone share most of their floor, below which is a bound that takes a tenth of its time: the floor
+itself is worked out where the bound leaves the job in question.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.numbers import Num
+from lowband.cost.timeline import idle_passes
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.room import surely
 from lowband.predict.search.candidates import (
@@ -27,26 +32,34 @@ from lowband.predict.search.candidates import (
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.software import Software
 from lowband.predict.tiers import short_by
-from lowband.predict.time import step_time
+from lowband.predict.time import COMPUTED, StepTime, step_time
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.scheme import Scheme
 
+ROUNDING = 1e-9
+_BETWEEN = [name for name in Ways.model_fields if name not in ("chunks", "schedule", "layers")]
+OF_TIERS = "stash", "host_update", "fetch"  # items that depend on where the optimizer's states are
+
 
 @dataclass
 class Search:
-    """bases: jobs that differ in all but placement and wires, with their micro-batches as arrays.
+    """What `run` has been told to go through so far.
 
+    bases:  jobs that differ in all but placement and wires, with their micro-batches as arrays; least: of
+            each the least seconds of a step
     found:  what was predicted; tried: how many there are
     limits: by placement and lossy wires, the most seconds of what is chosen there; last_row: of the last of
             the placements that are shown; exact_best: of the fastest without lossy wires
     """
 
-    bases: Sequence[Workload]
     exact: bool
     software: tuple[Software, ...]
     within: float
+    bases: list[Workload] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
     found: dict[Knobs, Candidate] = field(default_factory=dict)
     tried: int = 0
     limits: dict[Knobs, float] = field(default_factory=dict)
@@ -54,13 +67,23 @@ class Search:
     exact_best: float = np.inf
     peaks: dict[Knobs, tuple[Num, Num]] = field(default_factory=dict)
 
-    def run(self) -> None:
-        floors = [_floor(base) for base in self.bases]
-        order = sorted(range(len(floors)), key=lambda i: floors[i].min())
-        for i in order:
-            base, near = self.bases[i], []
-            if floors[i].min() > self.last_row and np.isfinite(self.within):  # as are all that follow
+    def run(self, bases: Sequence[Workload]) -> None:
+        before, bounds = len(self.bases), Bounds()
+        floors = dict[int, NDArray[np.float64]]()
+        self.bases += bases
+        self.least += [bounds.of(base) for base in bases]
+        queue = [(least, False, i) for i, least in enumerate(self.least[before:])]
+        heapq.heapify(queue)
+        while queue:
+            least, is_floor, i = heapq.heappop(queue)
+            base, near = bases[i], []
+            if least > self.last_row and np.isfinite(self.within):  # as are all that follow
                 self.tried += self._count(base)
+                continue
+            if not is_floor:
+                floors[i] = _floor(base)
+                self.least[before + i] = float(floors[i].min())
+                heapq.heappush(queue, (self.least[before + i], True, i))
                 continue
             for scheme, takes in self._placed(base):
                 self.tried += int(np.sum(takes))
@@ -69,10 +92,21 @@ class Search:
             has_room = self._has_room(base) if near else np.array(False)
             for scheme, takes in near:
                 self._predict(base, scheme, takes & has_room & (floors[i] <= self._most(scheme)))
-        if not any(not c.short_by for c in self.found.values()):  # what is short of memory by least
-            for i in order:
-                for scheme, takes in self._placed(self.bases[i]):
-                    self._predict(self.bases[i], scheme, takes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything that was found does."""
+        return any(not c.short_by for c in self.found.values())
+
+    def near(self) -> list[Workload]:
+        """The jobs that may still be as fast as what is shown."""
+        return [base for base, least in zip(self.bases, self.least, strict=True) if least <= self.last_row]
+
+    def predict_all(self) -> None:
+        """What is short of memory by least is among them."""
+        for base in self.bases:
+            for scheme, takes in self._placed(base):
+                self._predict(base, scheme, takes)
 
     def _most(self, scheme: Scheme) -> float:
         """The most seconds of a candidate that is to be found: of those that are shown, and with lossy wires
@@ -110,7 +144,7 @@ class Search:
         for scheme in schemes(base.levels, self.exact):
             takes = np.full(np.shape(base.micro_batch), not self.software)
             for row, by_row in running:
-                if row.places(scheme, base):
+                if row.holds(scheme, base):
                     takes = takes | by_row
             if takes.any():
                 yield scheme, takes
@@ -189,13 +223,60 @@ def _floor(base: Workload) -> NDArray[np.float64]:
     if splits:
         whole = replace(whole, axes=axes.model_copy(update={"schedule": "1f1b"}))
     step = step_time(whole)
-    others = {name for name in step.items if name.startswith("exposed_")} | {"optimizer"}
+    least = _without_placement(step)
     if splits:
-        others.add("bubble")
-    least = step.total - sum((step.items[name] for name in others), start=0.0)
-    if splits:
+        least = least - step.items["bubble"]
         least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation
     return part * np.broadcast_to(least, np.shape(base.micro_batch))
+
+
+def _without_placement(step: StepTime) -> Num:
+    """Seconds of a step without collectives of sharding, optimizer and tiers."""
+    others = {name for name in step.items if name.startswith("exposed_")} | {"optimizer", *OF_TIERS}
+    computed = sum((step.items[name] for name in COMPUTED), start=0.0)
+    waits = step.items["straggler"] * step.items["optimizer"] / computed
+    return step.total - sum((step.items[name] for name in others), start=0.0) - waits
+
+
+class Bounds:
+    """Below the floors of jobs, what those that differ in schedule and stages alone have in common: a step
+    without head, sends between stages and idle time, and of the latter what is certain."""
+
+    def __init__(self) -> None:
+        self._alike: dict[Knobs, tuple[Num, Num, Num]] = {}
+
+    def of(self, base: Workload) -> float:
+        """Seconds, of the fastest of its micro-batches; 0 where nothing is known."""
+        if base.model.linear_layers or base.model.dense_layers:  # of which the mean block depends on stages
+            return 0.0
+        axes = base.axes.model_copy(update={"schedule": "1f1b", "chunks": 1, "layers": ()})
+        alike = (getattr(axes, name) for name in _BETWEEN)
+        key = *alike, base.recompute, base.recomputed, np.asarray(base.micro_batch).tobytes()
+        if key not in self._alike:
+            self._alike[key] = _shared(replace(base, axes=axes, **_headless(base, axes.pipeline)))
+        least, one_pass, forward = self._alike[key]
+        own = base.axes
+        if SCHEDULES[own.row].splits:
+            idle = (own.pipeline - 1) / own.chunks * forward
+        else:
+            idle = idle_passes(own.pipeline, base.accumulation, own.chunks) * one_pass
+        layers = -(-base.model.layers // own.pipeline) * own.pipeline
+        return float(np.min((least + idle) * (base.model.layers / layers))) * (1 - ROUNDING)
+
+
+def _headless(base: Workload, stages: int) -> dict[str, Any]:
+    """The model with as many blocks in each stage, and next to no head."""
+    layers = -(-base.model.layers // stages) * stages
+    return {"model": base.model.model_copy(update={"layers": layers, "vocab": base.axes.tensor})}
+
+
+def _shared(job: Workload) -> tuple[Num, Num, Num]:
+    """Seconds of a step, and of a micro-batch's pass and its forward, whatever the schedule."""
+    step = step_time(job)
+    apart = step.items["bubble"] + step.items["pipeline_exchange"]
+    of_pass = ("forward", "recompute", "backward", "host", "tensor_parallel")
+    one_pass = sum((step.items[name] for name in of_pass), start=0.0) / job.accumulation
+    return _without_placement(step) - apart, one_pass, step.items["forward"] / job.accumulation
 
 
 def _even(base: Workload) -> tuple[Workload, float]:

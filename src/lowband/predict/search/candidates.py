@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lowband.cost.tiers import Beyond
 from lowband.predict.footprint import GIB
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT_ALL
 from lowband.spec.step import STEP
+from lowband.spec.tiers import TIERS
 from lowband.spec.wire import Wire
 
 # The largest mean error of held-out rows of step times over all sources (docs/predictor-errors.md).
@@ -16,9 +18,10 @@ SHOWN = 10  # placements of a plan
 
 WIRES: dict[str, tuple[Wire, Wire]] = {row.name: ("native", row.coded) for row in STEP if row.coded}
 MEMORY_KNOBS = (
-    "weights", "secondary", "grads", "optim", "recompute", "tensor", "context", "context_attention",
-    "context_states", "expert", "route", "copies", "pipeline", "schedule", "chunks",
+    "weights", "secondary", "grads", "optim", "recompute", "recomputed", "beyond", "tensor", "context",
+    "context_attention", "context_states", "expert", "route", "copies", "pipeline", "schedule", "chunks",
 )  # fmt: skip
+RELIEF = "recomputed", "beyond"  # are tried where memory is short
 KNOBS = (*MEMORY_KNOBS[:4], *WIRES, "micro_batch", *MEMORY_KNOBS[4:])
 
 Knobs = tuple[object, ...]  # in the order of KNOBS
@@ -54,7 +57,9 @@ def differ_in_one(a: Knobs, b: Knobs) -> bool:
 
 def _free(i: int, knob: str) -> range:
     """The choice and those after it that may differ with it: another degree may have other ways."""
-    return range(i, i + 1 + {"context": 2, "expert": 2, "schedule": 1, "pipeline": 2}.get(knob, 0))
+    return range(
+        i, i + 1 + {"recompute": 1, "context": 2, "expert": 2, "schedule": 1, "pipeline": 2}.get(knob, 0)
+    )
 
 
 def _differs_only(a: Knobs, b: Knobs, free: range) -> bool:
@@ -91,19 +96,40 @@ class Plan:
                 continue
             if knob == "copies" and best.job.imbalance == 1:
                 continue
+            if knob in RELIEF and best.knobs[i] == getattr(Workload, knob):
+                continue
             free = _free(i, knob)
             others = [c for key, c in candidates.items() if _differs_only(key, best.knobs, free)]
-            lines.append(f"{SHORT_ALL.get(knob, knob)} {best.knobs[i]}: {_effect(best, i, others)}")
+            name = {"beyond": "tiers"}.get(knob, SHORT_ALL.get(knob, knob))
+            lines.append(f"{name} {in_words(best.knobs, knob)}: {_effect(best, i, others)}")
         return lines
+
+
+def in_words(knobs: Knobs, knob: str) -> object:
+    """A choice as texts have it."""
+    value: Any = knobs[KNOBS.index(knob)]
+    if knob == "beyond":
+        return tiers_in_words(value)
+    return recompute_in_words(value, knobs[KNOBS.index("recomputed")]) if knob == "recompute" else value
+
+
+def recompute_in_words(kind: str, part: Any) -> str:
+    return kind if part == 1 else f"{kind} of {100 * part:.3g} % of the layers"
+
+
+def tiers_in_words(beyond: Beyond | None) -> str:
+    if beyond is None:
+        return "none"
+    return " ".join(f"{state}@{tier}" for state, tier in vars(beyond).items() if tier in TIERS)
 
 
 def _effect(best: Candidate, i: int, others: Sequence[Candidate]) -> str:
     fitting = sorted((c for c in others if not c.short_by), key=lambda c: c.step_time_s)
     if fitting:
         slower = 100 * (fitting[0].step_time_s / best.step_time_s - 1)
-        effect = f"{fitting[0].knobs[i]} would be {abs(slower):.1f} % "
+        effect = f"{in_words(fitting[0].knobs, KNOBS[i])} would be {abs(slower):.1f} % "
         return effect + ("slower" if slower >= 0 else "faster, which is within the model's error")
     if others:
         least = min(others, key=lambda c: c.short_by)
-        return f"{least.knobs[i]} does not fit: {least.short_by / GIB:.3g} GiB short"
+        return f"{in_words(least.knobs, KNOBS[i])} does not fit: {least.short_by / GIB:.3g} GiB short"
     return "no other value was possible here"

@@ -8,16 +8,20 @@ from lowband.spec.stack import ANY, Stack
 GROUP = "group"
 
 
-def with_groups(machine: Machine, stack: Stack, ranks: int) -> tuple[Machine, Stack]:
+def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Machine, Stack]:
     """The machine with one more level, of groups of so many ranks with the links between nodes, and the stack
     with what it reaches of them there.
 
-    Raises UserError for groups that are no several whole nodes.
+    of: the job's ranks
+    Raises UserError for groups that are no several whole nodes, or of no fewer ranks than the job has.
     """
     node, world = machine.node_size, machine.levels[-1]
     if ranks <= node or ranks % node:
         what = f"groups of {ranks} ranks on nodes of {node}"
         raise UserError(what, where="--groups", allowed=f"multiples of {node} from {2 * node}")
+    if ranks >= of:
+        what = f"groups of {ranks:,} ranks in a job of {of:,}"
+        raise UserError(what, where="--groups", allowed="fewer than those")
     group = Level(name=GROUP, size=ranks, link=world.link)
     of_world = stack.efficiency.get(WORLD, stack.efficiency.get(ANY))
     reached = {} if of_world is None else {GROUP: of_world}

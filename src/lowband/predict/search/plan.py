@@ -10,9 +10,10 @@ It covers these choices only:
     recompute   none, op, full (or those given), selective where attention keeps its scores, and host where
                 the machine states that tier's rates and a run could keep activations there
     axes        and schedules: degrees.py
+    relief      where memory is short: some layers recomputed, the optimizer's states on the host (relief.py)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,8 +27,10 @@ from lowband.predict.footprint import GIB, memory_items
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, Candidate, Plan
+from lowband.predict.search.choice import chosen, fits_surely
 from lowband.predict.search.degrees import axes_to_try, divisors, left_out, possible
 from lowband.predict.search.placements import schemes
+from lowband.predict.search.relief import kinds, relieved
 from lowband.predict.search.software import Software
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
@@ -92,19 +95,44 @@ def plan(
             f"{ranks} ranks{given}",
             allowed=f"a multiple of the data-parallel ranks{given}",
         )
-    if software:
-        bases = [base for base in bases if any(row.computes(base) for row in software)]
-    search = Search(bases, exact, tuple(software), within)
-    search.run()
-    names = [row.name for row in software]
+    search, names = Search(exact, tuple(software), within), [row.name for row in software]
+    search.run(_computed(bases, software))
+    if _is_short(search):
+        search.run(_computed(_relieved(search, recompute), software))
+    if not search.fits:
+        search.predict_all()
     if not search.found:
         raise UserError(f"{' and '.join(names)} cannot run any candidate", allowed="--software any")
-    ranked = sorted(
-        (c for c in search.found.values() if not c.short_by), key=lambda c: (c.step_time_s, c.peak)
-    )
+    ranked = _ranked(search)
     if not ranked:
         raise _cannot_fit(machine, model, min(search.found.values(), key=lambda c: c.short_by))
     return Plan(ranked, search.found, left_out(model, tried, names), search.tried, search.around)
+
+
+def _computed(bases: Iterable[Workload], software: Sequence[Software]) -> list[Workload]:
+    """Those that some of the software computes; all, where it is none."""
+    return [base for base in bases if not software or any(row.computes(base) for row in software)]
+
+
+def _ranked(search: Search) -> list[Candidate]:
+    fitting = (c for c in search.found.values() if not c.short_by)
+    return sorted(fitting, key=lambda c: (c.step_time_s, c.peak))
+
+
+def _is_short(search: Search) -> bool:
+    """Whether memory is: nothing fits, or the first row recomputes, or may not fit."""
+    if not (ranked := _ranked(search)):
+        return bool(search.found)
+    first = chosen(Plan(ranked, search.found))[0]
+    return first.job.recompute != "none" or not fits_surely(first)
+
+
+def _relieved(search: Search, recompute: Sequence[Recompute]) -> Iterator[Workload]:
+    """Jobs that need less memory, and could be as fast as what is shown."""
+    first, fits = min(recompute, key=RECOMPUTE.index), search.fits
+    for base in search.near():
+        if base.recompute == first:
+            yield from relieved(base, recompute, fits)
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> DoesNotFit:
@@ -168,8 +196,4 @@ def _bases(
             machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len,
             accumulation=share // several, axes=way, imbalance=imbalance, beyond=beyond, lora=lora,
         )  # fmt: skip
-        for each in recompute:
-            if each == "host" and not ("host" in machine.tiers and base.can_keep_on_host):
-                continue
-            if each != "selective" or base.stack.attention == "plain":  # a fused kernel keeps no scores
-                yield replace(base, recompute=each)
+        yield from kinds(base, recompute)

@@ -6,6 +6,13 @@ pipeline may have a layer less); DeepSpeed's configuration (ZeRO stages, `zero_h
 `zero_quantized_weights`, `zero_quantized_gradients`, MiCS; its pipeline engine takes ZeRO up to stage 1);
 torchtitan's job configuration (dp_shard x dp_replicate, its pipelines' schedules, selective recomputation by
 operator).
+
+Of some layers' recomputation: Megatron-LM's `--recompute-method block` is about the first
+`--recompute-num-layers` of each stage; torchtitan's `selective_ac_option` may be a number n, of every n-th
+layer that a process builds; llm-foundry's `activation_checkpointing_target` names any blocks. Of states on
+the host: Megatron-LM's `--optimizer-cpu-offload`, which needs its distributed optimizer, with
+`--optimizer-offload-fraction`; DeepSpeed's `offload_optimizer`, and in stage 3 its `ratio`, its `nvme` and
+`offload_param`; torchtitan's `enable_cpu_offload`, of weights and all; ours in the scheme.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
+from lowband.cost.tiers import Beyond
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.model import ModelSpec
@@ -39,6 +47,8 @@ class Software:
     axes:      names of those that it has beside data
     whole:     whether virtual stages need whole rounds of micro-batches, one per rank along pipeline
     adapters:  whether it trains modules as PEFT makes them
+    partial:   whether it recomputes so many of the layers, and only these
+    offloads:  whether it has those states beyond the device, placed so
     """
 
     name: str
@@ -49,10 +59,16 @@ class Software:
     axes: frozenset[str] = frozenset({"tensor", "context", "expert", "pipeline"})
     whole: bool = False
     adapters: bool = False
+    partial: Callable[[Workload], bool] = lambda _: False
+    offloads: Callable[[Beyond, Scheme, Workload], bool] = lambda *_: False
 
     def runs(self, job: Workload, scheme: Scheme | None = None) -> bool:
         """Whether it runs the job, in at least one of its numbers of micro-batches. scheme: instead of its"""
-        return self.computes(job) and self.places(scheme or job.scheme, job)
+        return self.computes(job) and self.holds(scheme or job.scheme, job)
+
+    def holds(self, scheme: Scheme, job: Workload) -> bool:
+        """Whether it has the job's states where the scheme places them, and in its tiers."""
+        return self.places(scheme, job) and (job.placed is None or self.offloads(job.placed, scheme, job))
 
     def computes(self, job: Workload) -> bool:
         """Whether it has the job's axes, schedule and recomputation."""
@@ -62,6 +78,7 @@ class Software:
             and (job.lora is None or self.adapters)
             and job.axes.row in self.schedules
             and job.recompute in self.recompute
+            and (job.recomputed == 1 or job.recompute == "none" or self.partial(job))
             and bool(np.any(self.takes(job)))
         )
 
@@ -108,6 +125,39 @@ def _of_ours(s: Scheme, job: Workload) -> bool:
     return job.model.is_gpt or job.lora is not None  # examples/lora.py
 
 
+def layers_of_stage(job: Workload) -> int:
+    """Of each stage, how many layers are recomputed; 0 if not as many of each."""
+    count = round(job.recomputed * job.model.layers)
+    return 0 if count % job.axes.stages else count // job.axes.stages
+
+
+def every_of_rank(job: Workload) -> int:
+    """Every how-many-th layer of a rank is recomputed, counted by it; 0 if not so."""
+    if job.axes.is_uneven:
+        return 0
+    own, recomputed = job.model.layers // job.axes.pipeline, round(job.recomputed * job.model.layers)
+    return next((n for n in range(2, own + 1) if own // n * job.axes.pipeline == recomputed), 0)
+
+
+def _of_megatron_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
+    return (beyond.optim, beyond.weights, beyond.stride) == ("host", None, 0) and s.optim != SELF
+
+
+def _of_deepspeed_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
+    whole = beyond.share == 1 and beyond.weights is None and beyond.optim == "host"
+    is_sharded = s.optim == WORLD and not job.is_in_stages and beyond.stride == 0
+    return is_sharded and beyond.optim is not None and (whole or s.weights == WORLD)
+
+
+def _of_fsdp_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
+    return beyond == Beyond("host", "host") and s.optim != SELF
+
+
+def _of_ours_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
+    is_whole = (beyond.weights, beyond.share, beyond.stride) == (None, 1.0, 0)
+    return is_whole and not (beyond.optim == "disk" and job.is_in_stages)
+
+
 _ALL_SCHEDULES: Final[frozenset[Name]] = frozenset(
     {"1f1b", "interleaved", "breadth", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"}
 )
@@ -116,21 +166,25 @@ _TORCHTITAN: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved", "zb-v", 
 
 OURS: Final = Software(
     "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
+    offloads=_of_ours_in_tiers,
 )  # fmt: skip
 SOFTWARE: Final = (
     Software(
         "megatron-lm", ("megatron-lm", "megatron-lm-2021"), _of_megatron, _MEGATRON_LM,
-        frozenset({"none", "selective", "full"}), whole=True,
+        frozenset({"none", "selective", "full"}), whole=True, partial=lambda job: layers_of_stage(job) > 0,
+        offloads=_of_megatron_on_host,
     ),
     Software(
         "deepspeed", ("deepspeed-zero",), _of_deepspeed, frozenset({"1f1b"}), frozenset({"none", "full"}),
-        adapters=True,
+        adapters=True, offloads=_of_deepspeed_in_tiers,
     ),
     Software(
         "torchtitan", ("fsdp2", "fsdp2-2025"), _of_fsdp, _TORCHTITAN, frozenset({"none", "op", "full"}),
+        partial=lambda job: every_of_rank(job) > 0, offloads=_of_fsdp_on_host,
     ),
     Software(
         "llm-foundry", ("fsdp",), _of_fsdp, frozenset({"1f1b"}), frozenset({"none", "full"}), frozenset(),
+        partial=lambda _: True,
     ),
     OURS,
 )  # fmt: skip

@@ -10,7 +10,9 @@ from lowband.predict.search.candidates import WIRES, Candidate
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
 from lowband.spec.files import create_whole
+from lowband.spec.scheme import Scheme
 from lowband.spec.suites import Suite, expand
+from lowband.spec.tiers import at
 
 STEPS, WARMUP_STEPS = 20, 2  # in the suite it writes
 
@@ -24,9 +26,15 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     job = best.job
     if job.machine.name not in config.clusters:
         raise UserError(f"no cluster '{job.machine.name}' for a suite", where=config.clusters_folder)
+    if job.recomputed < 1:
+        what = "a run recomputes all layers or none, and the first row some"
+        raise UserError(what, where="--write", allowed="--software lowband")
     keys = ("weights", "secondary", "grads", "optim", *WIRES)
-    entry = {key: getattr(job.scheme, key) for key in keys}
+    entry: dict[str, Any] = {key: getattr(job.scheme, key) for key in keys}
+    if job.placed is not None and job.placed.optim is not None:
+        entry["optim"] = at(job.scheme.optim, job.placed.optim)
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
+    placed = Scheme(name=name, **entry)
     ways = _ways(job)
     entry["known_as"] = (
         f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}, "
@@ -49,7 +57,7 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     check_free(name, config)
     where = config.suites_folder / f"{name}.yaml"
     list(expand(Suite(name=name, **suite), config.machine(job.machine.name), lambda _: job.model,
-                lambda _: job.scheme, where))  # fmt: skip
+                lambda _: placed, where))  # fmt: skip
     made: list[Path] = []
     try:
         for path, data in files.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from lowband.errors import UserError
 from lowband.predict.search.candidates import Candidate
-from lowband.predict.search.software import runners
+from lowband.predict.search.software import every_of_rank, layers_of_stage, runners
 from lowband.predict.workload import Workload
 from lowband.spec.files import create_whole
 from lowband.spec.mesh import SELF, WORLD
@@ -77,7 +77,13 @@ def _degrees(best: Candidate) -> dict[str, Any]:
     optimizers = job.levels.world // job.levels.size(scheme.optim)
     recompute: dict[str, Any] = {} if job.recompute == "none" else {"recompute-granularity": job.recompute}
     if job.recompute == "full":
-        recompute |= {"recompute-method": "uniform", "recompute-num-layers": 1}
+        some = {"recompute-method": "block", "recompute-num-layers": layers_of_stage(job)}
+        every = {"recompute-method": "uniform", "recompute-num-layers": 1}
+        recompute |= every if job.recomputed == 1 else some
+    on_host: dict[str, Any] = {}
+    if job.placed is not None:
+        on_host = {"use-precision-aware-optimizer": True, "optimizer-cpu-offload": True}
+        on_host |= {"optimizer-offload-fraction": job.placed.share, "overlap-cpu-optimizer-d2h-h2d": True}
     return {
         "tensor-model-parallel-size": axes.tensor, "sequence-parallel": axes.sequence_parallel,
         "context-parallel-size": axes.context,
@@ -91,6 +97,7 @@ def _degrees(best: Candidate) -> dict[str, Any]:
         "use-distributed-optimizer": scheme.optim != SELF,
         "num-distributed-optimizer-instances": optimizers if scheme.optim not in (SELF, WORLD) else 0,
         **recompute,
+        **on_host,
         "bf16": True,
     }  # fmt: skip
 
@@ -114,6 +121,8 @@ def deepspeed(best: Candidate) -> str:
         zero["zero_quantized_weights"] = True
     if scheme.wire("grad_reduce") != "native":
         zero["zero_quantized_gradients"] = True
+    if job.placed is not None:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     written = {
         "train_batch_size": best.micro_batch * best.accumulation * job.levels.world // job.axes.context,
         "train_micro_batch_size_per_gpu": best.micro_batch,
@@ -146,6 +155,8 @@ def torchtitan(best: Candidate) -> str:
             "pipeline_parallel_last_stage_less_layers": least - axes.layers[-1] if axes.layers else 0,
         }
     kept = {"none": {"mode": "none"}, "full": {"mode": "full"}}
+    if job.recomputed < 1:
+        kept["full"] = {"mode": "selective", "selective_ac_option": str(every_of_rank(job))}
     tables: dict[str, dict[str, Any]] = {
         "training": {
             "local_batch_size": own, "seq_len": job.seq_len,

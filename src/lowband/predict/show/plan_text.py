@@ -4,14 +4,22 @@ from typing import Any
 
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
-from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, WIRES, Candidate, Plan
+from lowband.predict.search.candidates import (
+    KNOBS,
+    MODEL_ERROR,
+    RELIEF,
+    WIRES,
+    Candidate,
+    Plan,
+    recompute_in_words,
+    tiers_in_words,
+)
 from lowband.predict.search.choice import chosen, lossy_wires
 from lowband.predict.search.software import runners
 from lowband.predict.show.point_text import fits, text
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
-from lowband.spec.axes import SHORT_ALL
-from lowband.spec.axes import shown as in_words
+from lowband.spec.axes import SHORT_ALL, shown
 
 
 def report(plan: Plan) -> str:
@@ -38,16 +46,21 @@ def records(plan: Plan) -> list[dict[str, Any]]:
 
 def _record(rank: int, c: Candidate) -> dict[str, Any]:
     row = record(c.job, predict(c.job))
-    shown = (
+    taken = (
         "provenance", "cluster", "stack", "model", "gpus", "seq_len", "accumulation", "step_time_s",
         "tokens_per_s_per_gpu", "tflops_per_gpu", "peak_memory_bytes", "headroom_bytes", "fits",
     )  # fmt: skip
     fast, slow = row["interval"]["step_time_s"]
     return {
-        "rank": rank, **{key: row[key] for key in shown}, "step_time_fast_s": fast, "step_time_slow_s": slow,
-        **{SHORT_ALL.get(knob, knob): value for knob, value in zip(KNOBS, c.knobs, strict=True)},
+        "rank": rank, **{key: row[key] for key in taken}, "step_time_fast_s": fast, "step_time_slow_s": slow,
+        **{
+            SHORT_ALL.get(knob, knob): value
+            for knob, value in zip(KNOBS, c.knobs, strict=True) if knob not in RELIEF
+        },
+        **({} if c.job.recomputed == 1 else {"recomputed": c.job.recomputed}),
+        **({} if c.job.placed is None else {"tiers": tiers_in_words(c.job.placed)}),
         "order": c.job.order,
-        "layers": in_words(c.job.axes.layers),
+        "layers": shown(c.job.axes.layers),
         "runs_in": " ".join(runners(c.job)),
         "lossy_wires": lossy_wires(c),
     }  # fmt: skip
@@ -63,9 +76,13 @@ def _line(c: Candidate) -> str:
     return (
         f"{c.step_time_s:.4g} s  weights {s.weights}{secondary}, grads {s.grads}, optim {s.optim}; {wires}; "
         f"micro-batch {c.micro_batch} x {c.accumulation}, {order}, "
-        f"recompute {job.recompute}, tp {job.axes.tensor}, {_cp(job)}{_ep(job)}"
-        f"pp {job.axes.pipeline}{_layers(job)}; {_runs_in(job)}"
+        f"recompute {recompute_in_words(job.recompute, job.recomputed)}, {_tiers(job)}"
+        f"tp {job.axes.tensor}, {_cp(job)}{_ep(job)}pp {job.axes.pipeline}{_layers(job)}; {_runs_in(job)}"
     )
+
+
+def _tiers(job: Workload) -> str:
+    return f"{tiers_in_words(job.placed)}, " if job.placed else ""
 
 
 def _layers(job: Workload) -> str:
