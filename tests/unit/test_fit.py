@@ -38,8 +38,8 @@ def test_calibrate_passes_on_what_is_shipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "bounds", "printed"),
     [
-        (0.771, "{low: 0.3, high: 0.7", "0.7 (file: 0.771; 0.3 to 0.7: on a bound)"),
-        (0.95, "{low: 0.3, high: 0.9", "0.771 (file: 0.95; 0.3 to 0.9: inside)"),
+        (0.765, "{low: 0.3, high: 0.7", "0.7 (file: 0.765; 0.3 to 0.7: on a bound)"),
+        (0.95, "{low: 0.3, high: 0.9", "0.765 (file: 0.95; 0.3 to 0.9: inside)"),
     ],
 )
 def test_calibrate_fails_beyond_a_bound(
@@ -50,7 +50,7 @@ def test_calibrate_fails_beyond_a_bound(
         shutil.copytree(CONFIG.root / folder, tmp_path / folder)
     path = tmp_path / "slurm" / "selene-2021" / "machine.yaml"
     text = path.read_text()
-    text = text.replace("memory_efficiency: {value: 0.771", f"memory_efficiency: {{value: {value}")
+    text = text.replace("memory_efficiency: {value: 0.765", f"memory_efficiency: {{value: {value}")
     path.write_text(text.replace("{low: 0.3, high: 0.9", bounds))
     assert main(["calibrate", "selene-2021", "--root", str(tmp_path)]) == 1
     assert f"selene-2021 device.memory_efficiency: {printed}" in capsys.readouterr().out

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_predict_context import CONFIG, GPT, check_bytes, fact, job, machine, run
+from machines import fact, machine
+from test_predict_context import CONFIG, GPT, check_bytes, job, run
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from lowband.cost.activations import kept_bytes_per_token
+from lowband.cost.collectives import Network
 from lowband.cost.compute import Computer, work
 from lowband.cost.stages import gathers, parts
 from lowband.cost.timeline import timeline
 from lowband.predict.footprint import memory_items
+from lowband.predict.stage_messages import exchange_s
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
@@ -112,7 +114,7 @@ def test_the_input_part_computes_the_forward_again(name: Name, chunks: int) -> N
     items = step_time(job).items
     block = work(Computer(machine, "bf16"), MODEL, 1, 32, "full", "flash")
     assert block.recompute == block.forward > 0
-    send = items["pipeline_exchange"] / 6 / 2
+    send = exchange_s(job, Network(machine, OURS, shards=False)).mean / 2
     of_rank = (
         2 * block.forward + send,
         2 * (block.recompute + block.backward - block.weight) + send,

@@ -61,7 +61,7 @@ def test_the_figure_shows_what_has_a_speed() -> None:
     assert set(drawn["direction"]) == {"fwd+bwd"}
     assert set(drawn["provenance"]) == {"measured", "reported"}
     assert drawn["tflops"].notna().all()
-    labels = [text.get_text() for text in figure.drawing.draw(drawn).legends[0].get_texts()]
+    labels = [text.get_text() for text in figure.code("draw")(drawn).legends[0].get_texts()]
     assert "lowband flash2, measured" in labels
     assert "FlashAttention-2, reported" in labels
 

@@ -23,7 +23,7 @@ def bubble_s(
     forward_s, backward_s: of a micro-batch in one block, with what is beside the computation of `w`
     """
     if place.stages:
-        return _uneven(job, place, w, forward_s, backward_s, exchange.slowest)
+        return _uneven(job, place, w, forward_s, backward_s, exchange.mean)
     exchange_s = exchange.mean
     axes, pass_s = job.axes, place.blocks * (forward_s + backward_s)
     if not SCHEDULES[axes.row].splits:
