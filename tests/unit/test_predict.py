@@ -307,7 +307,7 @@ def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> N
         knobs = dict(zip(KNOBS, one.knobs, strict=True))
         direct = Workload(
             FRONTIER, stack, model, one.job.scheme, 16, knobs["micro_batch"], 128, 4 // knobs["micro_batch"],
-            axes=Ways(schedule=knobs["schedule"]),
+            axes=Ways(schedule=knobs["schedule"]), recomputed=knobs["recomputed"], beyond=knobs["beyond"],
         )  # fmt: skip
         p = predict(direct, interval=False)
         assert one.step_time_s == pytest.approx(float(p.step_time_s), rel=1e-12)
