@@ -84,6 +84,7 @@ _ENGINE = {
     "collectives/states": _dist("linear"),
     "collectives/experts": _dist("dispatch"),
     "parallel/dispatch": _dist("dispatch"),
+    "parallel/exchange": _dist("dispatch"),
     "parallel/experts": _dist("experts_gpt"),
     "parallel/hot_experts": _dist("dispatch", "experts_gpt"),
     "parallel/attend": _dist("context"),

@@ -27,9 +27,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from lowband.engine.collectives.experts import ExpertAxis
+from lowband.engine.parallel.exchange import Exchange, ended, started
 from lowband.engine.parallel.hot_experts import HotExperts
 from lowband.engine.transport.axis import BoundHop
-from lowband.engine.transport.lane import Handle
 from lowband.spec.activations import (
     ROUTE_BACK,
     ROUTE_BACK_GRAD,
@@ -127,12 +127,12 @@ class Dispatch:
             out = self._start(x.index_select(0, rows[order]), sent, came, bound, OUT)
             pairs = self._start(experts[order].int(), sent, came, bound, PAIRS)
             yield
-            arrived, of_them = _End.apply(*out), _End.apply(*pairs).long()
+            arrived, of_them = ended(*out), ended(*pairs).long()
             all_ = torch.arange(len(arrived), device=x.device)
             found = yield from self._each(arrived, all_, of_them, hops[1:], per)
             back = self._start(found, came, sent, bound, BACK)
             yield
-            found = _End.apply(*back)
+            found = ended(*back)
         return found.index_select(0, order.argsort())
 
     def _merged(
@@ -163,13 +163,13 @@ class Dispatch:
         weights = weights.index_select(0, order)
         of_weights = self._start(weights, pairs_sent, pairs_came, bound, WEIGHTS)
         yield
-        arrived, theirs, pairs = _End.apply(*out), _End.apply(*of_weights), _End.apply(*of_pairs).long()
+        arrived, theirs, pairs = ended(*out), ended(*of_weights), ended(*of_pairs).long()
         begins = torch.tensor(came).cumsum(0) - torch.tensor(came)
         begin = begins.repeat_interleave(torch.tensor(pairs_came)).to(x.device)
         found = yield from self._merged(arrived, pairs[:, 0] + begin, pairs[:, 1], theirs, hops[1:], per)
         back = self._start(found, came, sent, bound, BACK)
         yield
-        return _summed(_End.apply(*back), of_copy, None, x)
+        return _summed(ended(*back), of_copy, None, x)
 
     def _partners(self, experts: torch.Tensor, bound: BoundHop, span: int) -> torch.Tensor:
         """By pair, the partner of a hop that has its expert, or leads there."""
@@ -201,12 +201,12 @@ class Dispatch:
         came: Sequence[int],
         bound: BoundHop,
         rows: tuple[Collective, Collective],
-    ) -> tuple[torch.Tensor, "_Exchange"]:
-        """Of a hop, the rows that will have come at its `_End`; rows: of spec.activations, for it and its
+    ) -> tuple[torch.Tensor, Exchange]:
+        """Of a hop, the rows that will have come at its end; rows: of spec.activations, for it and its
         gradient"""
         assert self._axis is not None
-        exchange = _Exchange(self._axis, bound, rows, to, came, self._name)
-        return _Start.apply(x, exchange), exchange
+        exchange = Exchange(self._axis, bound, rows, to, came, self._name)
+        return started(x, exchange), exchange
 
 
 def _in_turns(ways: Sequence[Way], waits: int) -> list[torch.Tensor]:
@@ -231,69 +231,6 @@ def _returned(way: Way) -> torch.Tensor:
     except StopIteration as end:
         found: torch.Tensor = end.value
         return found
-
-
-class _Exchange:
-    """One hop's exchange from its start to its end, and the one of its gradient, which goes back."""
-
-    def __init__(
-        self,
-        axis: ExpertAxis,
-        bound: BoundHop,
-        rows: tuple[Collective, Collective],
-        to: Sequence[int],
-        came: Sequence[int],
-        name: str,
-    ) -> None:
-        self._of, self._name, self._to, self._came = (axis, bound, rows), name, to, came
-        self._handle: Handle | None = None
-        self.back: _Exchange | None = None
-        self.coming: torch.Tensor | None = None  # of a gradient
-
-    def reversed(self) -> "_Exchange":
-        axis, bound, rows = self._of
-        return _Exchange(axis, bound, rows[::-1], self._came, self._to, self._name)
-
-    def start(self, x: torch.Tensor) -> torch.Tensor:
-        axis, bound, (row, _) = self._of
-        coming, self._handle = axis.exchange(x, self._to, self._came, bound, row, self._name)
-        return coming
-
-    def end(self) -> None:
-        assert self._handle is not None
-        self._handle.wait()
-
-
-class _Start(torch.autograd.Function):
-    """Its result is not to be looked at before `_End`, whose backward starts what this one's ends."""
-
-    @staticmethod
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, x: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        return exchange.start(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        back = ctx.exchange.back
-        coming, back.coming = back.coming, None
-        return _End.apply(coming, back), None
-
-
-class _End(torch.autograd.Function):
-    @staticmethod
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, coming: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        exchange.end()
-        return coming.view_as(coming)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.exchange.back = back = ctx.exchange.reversed()
-        back.coming = _Start.apply(grad, back)
-        # As many rows as autograd asks for, and no memory: the gradient's rows come from elsewhere.
-        return grad.new_zeros(()).expand(grad.shape), None
 
 
 def _summed(
