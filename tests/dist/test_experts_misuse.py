@@ -91,6 +91,15 @@ def of_ones_own() -> None:
     spread(model)
 
 
+def in_parts_beside_copies() -> None:
+    axes = lowband.Axes(expert=2, copies=1, route_parts=2)
+    lowband.spread_experts(model_of(), lowband.Topology({}, axes))
+
+
+def in_parts_on_a_rank() -> None:
+    lowband.spread_experts(model_of(), lowband.Topology({}, lowband.Axes(route_parts=2)))
+
+
 def on_another_topology() -> None:
     model, _ = spread()
     lowband.shard(model, "zero3", lowband.Topology({}, lowband.Axes(expert=2)), Layer)
@@ -150,6 +159,8 @@ REFUSED = {
     without_experts: "no layer of experts (allowed: MixtureOfExperts)",
     not_divided: "'1.mixture': 3 experts cannot be divided over expert 2",
     of_ones_own: "'1.mixture.experts.0.weight' has shape [8, 8] (allowed: [4, ...]",
+    in_parts_beside_copies: "experts: route_parts 2 beside copies 1 (allowed: 1; with expert 2 or more and c",
+    in_parts_on_a_rank: "experts: route_parts 2 beside expert 1 (allowed: 1; with expert 2 or more and copi",
     on_another_topology: "over the axis of another Topology (allowed: one Topology",
     cut_along_tensor: "Column of '1.mixture.experts': the module is of type Experts (allowed: Linear",
     replaced: "'1.mixture.experts.up' was replaced after lowband.spread_experts",

@@ -125,10 +125,7 @@ class Axes(Younger):
         if self.copies > (experts or 0) or (self.copies and self.expert == 1):
             what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
             raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
-        if self.route_parts > 1 and (self.copies or self.expert == 1):
-            beside = f"copies {self.copies}" if self.copies else "expert 1"
-            what = f"route_parts {self.route_parts} beside {beside}"
-            raise UserError(what, where=where, allowed="1; with expert 2 or more and copies 0 any number")
+        self.check_route_parts()
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:
@@ -139,6 +136,14 @@ class Axes(Younger):
         if scheme is not None and scheme.sync is not None:
             what = f"scheme '{scheme.name}': replicas that meet seldom have all experts each"
             raise UserError(what, where=where, allowed="schemes without sync")
+
+    def check_route_parts(self) -> None:
+        """Raises UserError where nothing travels in parts, or copies of experts would with each."""
+        if self.route_parts > 1 and (self.copies or self.expert == 1):
+            beside = f"copies {self.copies}" if self.copies else "expert 1"
+            what = f"route_parts {self.route_parts} beside {beside}"
+            allowed = "1; with expert 2 or more and copies 0 any number"
+            raise UserError(what, where="experts", allowed=allowed)
 
     def with_experts(self, ranks: int) -> dict[AxisName, int]:
         """The same by experts: ranks along data with different ones, and with the same ones."""

@@ -145,6 +145,7 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
         raise UserError(what, where=type(module).__name__, allowed="spread_experts before shard")
     if not layers:
         raise UserError("no layer of experts", where=type(module).__name__, allowed="MixtureOfExperts")
+    topology.axes.check_route_parts()
     for name, layer in layers.items():
         if layer._lowband_experts is not None:
             raise UserError("its experts are already spread", where=f"'{name}'", allowed="one spread_experts")
