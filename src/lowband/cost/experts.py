@@ -49,6 +49,7 @@ from lowband.spec.step import Collective, Route
 from lowband.spec.wire import DTYPE_BYTES
 
 INDEX_BYTES, COUNT_BYTES, LOAD_BYTES = 4, 8, 8  # int32, int64, fp64
+AHEAD = 2  # parts on their way before the first is computed, in a forward (engine.parallel.dispatch)
 
 
 class Crossing(NamedTuple):

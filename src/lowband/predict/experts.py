@@ -21,7 +21,7 @@ from fractions import Fraction
 
 from lowband.cost.collectives import Network
 from lowband.cost.context import passes
-from lowband.cost.experts import Part, in_turns_s, load_by_hop, parts, sent_to_experts
+from lowband.cost.experts import AHEAD, Part, in_turns_s, load_by_hop, parts, sent_to_experts
 from lowband.cost.numbers import Num
 from lowband.predict.place import Place, places
 from lowband.predict.workload import Workload
@@ -68,7 +68,7 @@ def route_waits(job: Workload, place: Place, network: Network, products_s: Num) 
     lane[EXPERTS_LOAD.name] = balance
     forward, backward = (
         _left(job.axes.route_parts, there[each], back[each], products * products_s, ahead)
-        for each, products, ahead in (("forward", 1, 2), ("backward", 2, job.axes.route_parts))
+        for each, products, ahead in (("forward", 1, AHEAD), ("backward", 2, job.axes.route_parts))
     )
     return Waits(forward, backward + again * forward, balance, lane)
 

@@ -11,10 +11,9 @@ over_best:   its took_s over that of the fastest
 import numpy as np
 import pandas as pd
 
-from lowband.cost.experts import in_turns_s
+from lowband.cost.experts import AHEAD, in_turns_s
 
 TOP_K = 4  # of these rows alone
-AHEAD = 2  # parts on their way before the first is computed (engine.parallel.dispatch)
 GROUP = ["cluster", "ranks", "route"]
 COLUMNS = (
     "provenance", *GROUP, "parts", "alone_s", "compute_s", "took_s", "predicted_s", "gain", "best_gain",
