@@ -27,7 +27,6 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from lowband.errors import UserError
 
@@ -143,6 +142,8 @@ def optimum(order: Sequence[Access], sizes: Mapping[str, int], capacity: int) ->
         low[dirty[t]] = float(access.writes)
         high[keep[t]] = float(t in before)
     cost = np.concatenate([-size, np.zeros(n), size])
+    from scipy.optimize import Bounds, LinearConstraint, milp  # not where only tables are read
+
     found = milp(
         cost, constraints=LinearConstraint(np.array(rows), ub=np.array(most)), bounds=Bounds(low, high),
         integrality=np.ones(3 * n),

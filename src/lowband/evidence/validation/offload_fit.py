@@ -23,7 +23,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from lowband.cost.tiers import GIGA, UPDATE_BYTES, Rates, update_s
 from lowband.evidence.validation import reported
@@ -155,6 +154,8 @@ def fitted(config: Config, name: str) -> dict[str, float]:
         return [float(np.log(ours / theirs)) for ours, theirs in pairs]
 
     ends = [[BOUNDS[free][end] for free in of.free] for end in (0, 1)]
+    from scipy.optimize import least_squares  # not where only tables are read
+
     best = least_squares(off, [known[free] for free in of.free], bounds=ends).x
     return known | {free: float(value) for free, value in zip(of.free, best, strict=True)}
 

@@ -16,7 +16,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 EXACT = 8  # sequences up to which places are told apart, if places x sequences are its square at most
 BUCKETS = 12  # of lengths; FlexSP's solver has 16
@@ -108,6 +107,8 @@ def _exact(
             add({len(places) * kinds + i: 1.0 for i in over}, 0, 1)
     for place in range(own):
         add({place * kinds: np.ones(kinds), len(places) * kinds + place: -float(len(lengths))}, -np.inf, 0)
+    from scipy.optimize import Bounds, LinearConstraint, milp  # not where only tables are read
+
     found = milp(
         np.eye(size)[-1],
         constraints=LinearConstraint(np.array(rows), np.array(low), np.array(high)),
@@ -210,6 +211,8 @@ def _numbers(
     high.append(ranks)
     # Ranks that no group has are of no use: the rest of them, too, goes to groups.
     unused = -1e-6 * float(work.max()) * width * (0 if zones else 1)
+    from scipy.optimize import Bounds, LinearConstraint, milp  # not where only tables are read
+
     found = milp(
         np.concatenate([work.ravel(), unused]),
         constraints=LinearConstraint(np.array(rows), np.array(low), np.array(high)),
