@@ -166,3 +166,71 @@ def test_a_loss_has_no_parameters_and_is_no_part_of_the_state() -> None:
     assert all("the loss has parameters, such as 'head.weight'" in text for text, _ in found)
     plain = nn.Sequential(*chain(2)).state_dict()
     assert [name for _, names in found for name in names] == list(plain)
+
+
+# ---- programs that go around an exchange along tensor
+
+
+class Around(nn.Module):
+    """x + down(tanh(up(x))), with something between or beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.between(self.norm(x)))
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.up(x))
+
+
+class UnnamedGain(Around):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return super().between(x) * self.gain
+
+
+class OtherFunction(Around):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(F.linear(x, self.up.weight))
+
+
+class Penalty(Around):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.up.weight.square().sum())
+
+
+def around(kind: type[Around], topology: lowband.Topology) -> list[str]:
+    """What a step of a model whose weights begin at zero, and so its gradients, is answered, and the next."""
+    torch.manual_seed(2)
+    model = nn.Sequential(Around(), kind())
+    with torch.no_grad():
+        model[0].down.weight.zero_()
+    lowband.parallelize(model, {"*.up": Column(), "*.down": Row()}, topology)
+    lowband.shard(model, "zero3", topology, Around, compute_dtype=torch.float32)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(topology.along("data").place))
+    for _ in range(2):
+        found.append(answer(lambda: model(x).square().sum().backward()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+KINDS = Around, UnnamedGain, OtherFunction, Penalty
+
+
+def around_exchanges() -> list[list[str]]:
+    topology = lowband.Topology({}, Axes(tensor=2))
+    return [around(kind, topology) for kind in KINDS]
+
+
+def test_gradients_that_tensor_ranks_must_have_alike_are_compared() -> None:
+    for right, *wrong in on_ranks(2, around_exchanges):
+        assert right == ["", ""]
+        for name, (first, _) in zip(("1.gain", "1.norm.weight", "1.down.bias"), wrong, strict=True):
+            told = (
+                f"ranks [0, 1] along tensor: the gradient of '{name}' on rank 1 is not that on rank 0 (allow"
+            )
+            assert first.startswith(told), first

@@ -110,6 +110,7 @@ def shard(
         context.count_in(engine.ledger)
     if (alike := along_tensor(engine.tensor, engine.device)) is not None:
         alike.watch(module)
+        engine.passes.backward.compare = alike.check_gradients
     return module
 
 

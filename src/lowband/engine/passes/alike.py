@@ -1,9 +1,14 @@
-"""What ranks along an axis other than data must have in common: inputs, and random numbers.
+"""What ranks along an axis other than data must have in common: inputs, random numbers, some gradients.
 
 Ranks along tensor compute one batch together, those along pipeline one after the other. If a program gives
 each of them a batch of its own, as a sampler of all ranks does, losses fall and mean nothing. The same holds
 for tensor ranks that drop different values of activations which all of them have. Neither is an error by
 itself, so it is looked for: inputs once, random numbers in every step of a module that draws some.
+
+[Note: gradients] Tensor ranks compute the gradient of a parameter that all of them have whole, and which the
+plan does not call partial, from the same values, so it is the same up to what atomic sums on a GPU round
+otherwise. Where it is not, the program has gone around an exchange: a module between a Column and its Row is
+not named, a cut weight is used by another function than its layer's forward, or a penalty sees a rank's part.
 """
 
 from collections.abc import Sequence
@@ -18,6 +23,10 @@ from lowband.engine.transport.consistency import is_alone
 from lowband.errors import UserError
 from lowband.spec.activations import ALIKE_GATHER
 
+STEPS = 10
+# Of a gradient's norm, what is no rounding; of the norm of all, what one may have that is zero but for it.
+APART, NOISE = 0.05, 1e-6
+
 
 class Alike:
     """Compares ranks along an axis; what that sends is not counted. Every rank of the axis makes the same
@@ -29,6 +38,8 @@ class Alike:
         self._whole_numbers_only = along.cuts_tokens  # then others may be a rank's own
         self._is_checked = self._draws = False
         self._before: list[torch.Tensor] = []
+        self._compared: set[str] = set()  # parameters whose gradients were
+        self._steps = 0  # in which some were
 
     def watch(self, module: nn.Module) -> None:
         """Compare at each forward of the module."""
@@ -73,6 +84,31 @@ class Alike:
             sums: list[int | None] = [sum(map(_sum, before))]
             self._compare("states of random numbers", sums, "the same seed on all of them, or no dropout")
 
+    def check_gradients(self, parts: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Compare each gradient in the first step in which it is not zero, in the first STEPS of them.
+
+        parts: by name, of the same parts of parameters on all ranks. See [Note: gradients]. Raises UserError,
+        on every rank of the axis, if one differs.
+        """
+        parts = [(name, part) for name, part in parts if name not in self._compared]
+        if not parts or self._steps == STEPS:
+            return
+        self._steps += 1
+        mine = torch.stack([_measures(part) for _, part in parts]).to(self._device)
+        of_ranks = self._along.gathered(mine.unsqueeze(0), ALIKE_GATHER, 0, "gradients").cpu()
+        norms = of_ranks[:, :, 0].max(0).values
+        apart = (of_ranks - of_ranks[0]).abs().max(-1).values
+        differs = (apart > APART * norms) & (apart > NOISE * norms.norm())
+        for rank, place in differs.nonzero().tolist():
+            ranks, name = self._along.axis.ranks, parts[place][0]
+            raise UserError(
+                f"the gradient of '{name}' on rank {ranks[rank]} is not that on rank {ranks[0]}",
+                where=self._where,
+                allowed="Partial() for modules with parameters between a Column and its Row; what was cut in "
+                "the forwards of its own modules alone, and in no penalty",
+            )
+        self._compared.update(name for (name, _), norm in zip(parts, norms, strict=True) if norm)
+
     def _states(self) -> list[torch.Tensor]:
         on_device = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
@@ -108,3 +144,10 @@ def _sum(tensor: torch.Tensor) -> int:
     flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
     weights = torch.arange(1, len(flat) + 1, device=flat.device) % 65521
     return int((flat.to(torch.int64) * weights).sum())
+
+
+def _measures(values: torch.Tensor) -> torch.Tensor:
+    """[2] fp64: the 2-norm, and a sum with weights whose mean square is 1, which knows signs and places."""
+    flat = values.detach().as_subclass(torch.Tensor).double()
+    weights = (torch.arange(len(flat), device=flat.device) % 2 * 2 - 1).double()
+    return torch.stack([flat.norm(), flat @ weights])
