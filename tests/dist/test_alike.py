@@ -234,3 +234,30 @@ def test_gradients_that_tensor_ranks_must_have_alike_are_compared() -> None:
                 f"ranks [0, 1] along tensor: the gradient of '{name}' on rank 1 is not that on rank 0 (allow"
             )
             assert first.startswith(told), first
+
+
+def drawn_anew(topology: lowband.Topology, seed: int, names: str) -> str:
+    """What lowband.shard answers to a cut module some of whose weights are drawn anew."""
+    torch.manual_seed(2)
+    model = lowband.parallelize(
+        nn.Sequential(Around(), Around()), {"*.up": Column(), "*.down": Row()}, topology
+    )
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if names in name:
+            nn.init.normal_(parameter)
+    return answer(lambda: lowband.shard(model, "zero3", topology, Around))
+
+
+def all_drawn_anew() -> list[str]:
+    topology = lowband.Topology({}, Axes(tensor=2))
+    ways = (dist.get_rank(), "gain"), (0, ""), (dist.get_rank(), "up"), (0, "0.up")
+    return [drawn_anew(topology, *way) for way in ways]
+
+
+def test_weights_drawn_after_the_cut_are_refused_where_they_are_wrong() -> None:
+    where, allowed = "ranks [0, 1] along tensor: ", " (allowed: values from before lowband.parallelize, or "
+    for whole, slices, *right in on_ranks(2, all_drawn_anew):
+        assert whole.startswith(where + "'0.gain' on rank 1 has other values than on rank 0" + allowed)
+        assert slices.startswith(where + "all slices of two ranks have the same values" + allowed)
+        assert right == ["", ""]  # slices with a seed of each rank; some slices that are the same

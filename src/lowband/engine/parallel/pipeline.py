@@ -155,7 +155,7 @@ class Pipeline(nn.Module):
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
         if self._alike_along_tensor is not None:
-            engine.passes.backward.compare = self._alike_along_tensor.check_gradients
+            engine.passes.backward.compare = partial(self._alike_along_tensor.check_gradients, compute_dtype)
 
     @property
     def has_loss(self) -> bool:
