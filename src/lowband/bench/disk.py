@@ -1,7 +1,9 @@
 """How much of a disk's traffic a step hides: steps with states on a disk beside their parts alone, in turns.
 
 One rank of one thread, as ranks of a CPU are. What a step computes is timed with the states in host memory,
-and the traffic as the same files read and written in the same order, without computing.
+and the traffic as the same files read and written in the same order, without computing. Only the update
+can hide traffic, and the next forward one unit's write: the optimizer's step begins when the norm of all
+gradients is known, and ends before the next forward.
 """
 
 import time
@@ -34,8 +36,10 @@ class Step(NamedTuple):
     """Means over steps in a row, of which the last ends with its last write.
 
     compute_s:   of a step with the states in host memory
+    update_s:    the part of it in the optimizer
     traffic_s:   of reading and writing the states, and nothing else
     together_s:  of a step with the states on the disk
+    waited_s:    the part of it in which it has waited for the disk
     overlap:     what of the shorter of the two is hidden
     state_bytes: read, and written, by a step
     direct:      whether files went around the page cache
@@ -44,17 +48,27 @@ class Step(NamedTuple):
     tokens: int
     turn: int
     compute_s: float
+    update_s: float
     traffic_s: float
     together_s: float
+    waited_s: float
     overlap: float
     state_bytes: int
     direct: bool
 
 
+class _Times(NamedTuple):
+    """Of a step, in a way."""
+
+    all_s: float
+    update_s: float
+    waited_s: float
+
+
 class _Found(NamedTuple):
     state_bytes: int
     direct: bool
-    seconds: dict[str, list[float]]  # by way
+    turns: dict[str, list[_Times]]  # by way
 
 
 def bench(folder: Path) -> list[Step]:
@@ -62,12 +76,16 @@ def bench(folder: Path) -> list[Step]:
     rows = []
     for tokens in TOKENS:
         [found] = on_ranks(1, _measure, folder / str(tokens), tokens, time_limit_s=TIME_LIMIT_S)
-        for turn, (compute_s, traffic_s, together_s) in enumerate(zip(*found.seconds.values(), strict=True), 1):
-            hidden_s = compute_s + traffic_s - together_s
-            overlap = hidden_s / min(compute_s, traffic_s)
+        for turn, ways in enumerate(zip(*found.turns.values(), strict=True), 1):
+            compute, traffic, together = ways
+            hidden_s = compute.all_s + traffic.all_s - together.all_s
             rows.append(
-                Step(tokens, turn, compute_s, traffic_s, together_s, overlap, found.state_bytes, found.direct)
-            )
+                Step(
+                    tokens, turn, compute.all_s, compute.update_s, traffic.all_s, together.all_s,
+                    together.waited_s, hidden_s / min(compute.all_s, traffic.all_s), found.state_bytes,
+                    found.direct,
+                )
+            )  # fmt: skip
     return rows
 
 
@@ -83,7 +101,7 @@ class _Trained:
         )
         self._adamw = torch.optim.AdamW(self._model.parameters(), lr=1e-3, fused=True)
         engine = engine_of(self._model)
-        self._disks, self.ledger = engine.on_disk(), engine.ledger
+        self._disks, self._lanes, self.ledger = engine.on_disk(), engine.lanes, engine.ledger
         drawn = torch.Generator().manual_seed(1)
         length = min(tokens, MODEL.seq_len)
         self._tokens = torch.randint(MODEL.vocab, (tokens // length, length), generator=drawn)
@@ -92,13 +110,17 @@ class _Trained:
     def is_direct(self) -> bool:
         return all(disk.is_direct for disk, _ in self._disks)
 
-    def train(self) -> None:
+    def train(self) -> float:
+        """Returns the optimizer's seconds."""
         self._model(self._tokens, self._tokens).backward()
+        begun = time.perf_counter()
         self._adamw.step()
+        update_s = time.perf_counter() - begun
         self._adamw.zero_grad()
+        return update_s
 
-    def move(self) -> None:
-        """Read and write the states, as a step does."""
+    def move(self) -> float:
+        """Read and write the states, as a step does. Returns 0."""
         disks = [disk for disk, _ in self._disks]
         disks[0].start_read()
         for (disk, shards), following in zip(self._disks, [*disks[1:], None], strict=True):
@@ -106,30 +128,28 @@ class _Trained:
             if following is not None:
                 following.start_read()
             disk.start_write(self._adamw, shards)
+        return 0.0
 
-    def wait(self) -> None:
+    def timed(self, step: Callable[[], float]) -> _Times:
+        """Means over IN_A_ROW."""
+        self._lanes.take_times()
+        begun = time.perf_counter()
+        update_s = sum(step() for _ in range(IN_A_ROW))
         for disk, _ in self._disks:
             disk.wait()
+        all_s = time.perf_counter() - begun
+        return _Times(all_s / IN_A_ROW, update_s / IN_A_ROW, self._lanes.take_times().exposed_s / IN_A_ROW)
 
 
 def _measure(folder: Path, tokens: int) -> _Found:
     in_memory, on_disk = _Trained(HOST, None, tokens), _Trained(DISK, folder, tokens)
     ways = {
-        "compute": partial(_seconds, in_memory, in_memory.train),
-        "traffic": partial(_seconds, on_disk, on_disk.move),
-        "together": partial(_seconds, on_disk, on_disk.train),
+        "compute": partial(in_memory.timed, in_memory.train),
+        "traffic": partial(on_disk.timed, on_disk.move),
+        "together": partial(on_disk.timed, on_disk.train),
     }
     on_disk.train()  # from now on the files have what the optimizer keeps, too
     on_disk.ledger.take()
     on_disk.train()
     sent = {(one.level, one.collective): one.bytes for one in on_disk.ledger.take()}
     return _Found(int(sent[DISK, FETCH.name]), on_disk.is_direct, in_turns(ways, WARMUP, TURNS))
-
-
-def _seconds(trained: _Trained, step: Callable[[], None]) -> float:
-    """Of a step, of IN_A_ROW."""
-    begun = time.perf_counter()
-    for _ in range(IN_A_ROW):
-        step()
-    trained.wait()
-    return (time.perf_counter() - begun) / IN_A_ROW

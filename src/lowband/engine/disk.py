@@ -141,18 +141,22 @@ class _Buffer:
 
     def __init__(self, memory: memoryview, thread: ThreadPoolExecutor) -> None:
         self.memory, self.values = memory, torch.frombuffer(memory, dtype=torch.uint8)
-        self._thread, self._started = thread, Future[None]()
-        self._started.set_result(None)
+        self._thread = thread
+        self._started: Future[None] | None = None
 
     def start(self, work: Callable[..., None], *arguments: object) -> None:
         self._started = self._thread.submit(work, *arguments)
 
     def wait(self) -> None:
         """Raises the error of what has started."""
-        self._started.result()
+        if self._started is not None:
+            started, self._started = self._started, None
+            started.result()
 
     def end(self) -> None:
-        self._started.exception()
+        """Wait; another error has been raised, or none is."""
+        with suppress(Exception):
+            self.wait()
 
 
 class _Buffers:

@@ -173,7 +173,10 @@ BENCHMARKS = {
         more="One rank; steps beside their computing and their traffic alone, in turns. Takes five minutes.",
         parts=(Part(("steps",), "bench.disk:bench", ("folder",)),),
         shows={
-            "steps": Medians(("tokens", "direct"), ("compute_s", "traffic_s", "together_s", "overlap"))
+            "steps": Medians(
+                ("tokens", "direct"),
+                ("compute_s", "update_s", "traffic_s", "together_s", "waited_s", "overlap"),
+            )
         },
     ),
     "padding": Benchmark(
