@@ -171,7 +171,7 @@ BENCHMARKS = {
     "disk": Benchmark(
         help="time steps with states on a disk, and what of its traffic they hide",
         more="One rank; steps beside their computing and their traffic alone, in turns. Takes five minutes.",
-        parts=(Part(("steps",), "bench.disk:bench", ("folder",)),),
+        parts=(Part(("steps",), "run.disk_steps:measure", ("folder",)),),
         shows={
             "steps": Medians(
                 ("tokens", "direct"),

@@ -8,14 +8,12 @@ gradients is known, and ends before the next forward.
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 import lowband
-from lowband.bench.turns import in_turns
 from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
@@ -39,7 +37,7 @@ class Step(NamedTuple):
     update_s:    the part of it in the optimizer
     traffic_s:   of reading and writing the states, and nothing else
     together_s:  of a step with the states on the disk
-    waited_s:    the part of it in which it has waited for the disk
+    waited_s:    the part of it in which it has waited, for the disk or for copies in memory
     overlap:     what of the shorter of the two is hidden
     state_bytes: read, and written, by a step
     direct:      whether files went around the page cache
@@ -68,16 +66,15 @@ class _Times(NamedTuple):
 class _Found(NamedTuple):
     state_bytes: int
     direct: bool
-    turns: dict[str, list[_Times]]  # by way
+    turns: list[list[_Times]]  # of each the ways: compute, traffic, together
 
 
-def bench(folder: Path) -> list[Step]:
+def measure(folder: Path) -> list[Step]:
     """Steps of each of TOKENS."""
     rows = []
     for tokens in TOKENS:
-        [found] = on_ranks(1, _measure, folder / str(tokens), tokens, time_limit_s=TIME_LIMIT_S)
-        for turn, ways in enumerate(zip(*found.turns.values(), strict=True), 1):
-            compute, traffic, together = ways
+        [found] = on_ranks(1, _in_turns, folder / str(tokens), tokens, time_limit_s=TIME_LIMIT_S)
+        for turn, (compute, traffic, together) in enumerate(found.turns, 1):
             hidden_s = compute.all_s + traffic.all_s - together.all_s
             rows.append(
                 Step(
@@ -141,15 +138,12 @@ class _Trained:
         return _Times(all_s / IN_A_ROW, update_s / IN_A_ROW, self._lanes.take_times().exposed_s / IN_A_ROW)
 
 
-def _measure(folder: Path, tokens: int) -> _Found:
+def _in_turns(folder: Path, tokens: int) -> _Found:
     in_memory, on_disk = _Trained(HOST, None, tokens), _Trained(DISK, folder, tokens)
-    ways = {
-        "compute": partial(in_memory.timed, in_memory.train),
-        "traffic": partial(on_disk.timed, on_disk.move),
-        "together": partial(on_disk.timed, on_disk.train),
-    }
     on_disk.train()  # from now on the files have what the optimizer keeps, too
     on_disk.ledger.take()
     on_disk.train()
     sent = {(one.level, one.collective): one.bytes for one in on_disk.ledger.take()}
-    return _Found(int(sent[DISK, FETCH.name]), on_disk.is_direct, in_turns(ways, WARMUP, TURNS))
+    ways = (in_memory, in_memory.train), (on_disk, on_disk.move), (on_disk, on_disk.train)
+    turns = [[trained.timed(step) for trained, step in ways] for _ in range(WARMUP + TURNS)]
+    return _Found(int(sent[DISK, FETCH.name]), on_disk.is_direct, turns[WARMUP:])
