@@ -163,8 +163,8 @@ def with_initial(module: nn.Module, along: Along | None) -> Along | None:
         if of is not None and of.axis == "tensor":
             is_constant = bool((of_ranks[:, place, 2] != 0).any())
             slices += [] if is_constant else [is_same[1:, place]]
-        elif not is_same[:, place].all():
-            other = along.axis.ranks[int(is_same[:, place].int().argmin())]
+        elif (differs := of_ranks[:, place, 0] != of_ranks[0, place, 0]).any():
+            other = along.axis.ranks[int(differs.int().argmax())]
             what = f"'{name}' on rank {other} has other values than on rank {along.axis.ranks[0]}"
             raise UserError(what, where=where, allowed=allowed)
     if slices and torch.stack(slices).all(0).any():
