@@ -236,6 +236,26 @@ def test_gradients_that_tensor_ranks_must_have_alike_are_compared() -> None:
             assert first.startswith(told), first
 
 
+def around_in_stages() -> list[str]:
+    topology, found = lowband.Topology({}, Axes(tensor=2)), []
+    x = torch.ones(3, 4)
+    for kind in (Around, UnnamedGain):
+        torch.manual_seed(2)
+        chained = lowband.parallelize(
+            nn.ModuleList([Around(), kind()]), {"*.up": Column(), "*.down": Row()}, topology
+        )
+        options = {"schedule": "depth", "compute_dtype": torch.float32}
+        pipe = lowband.Pipeline(chained, lambda y, _: y.square().sum(), "zero3", topology, 1, **options)
+        found.append(answer(lambda pipe=pipe: pipe.step([(x, x)])))
+    return found
+
+
+def test_gradients_of_stages_are_compared() -> None:
+    for right, wrong in on_ranks(2, around_in_stages):
+        assert right == ""
+        assert wrong.startswith("ranks [0, 1] along tensor: the gradient of '1.gain' on rank 1 is not that")
+
+
 def drawn_anew(topology: lowband.Topology, seed: int, names: str) -> str:
     """What lowband.shard answers to a cut module some of whose weights are drawn anew."""
     torch.manual_seed(2)
