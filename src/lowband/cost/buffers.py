@@ -30,6 +30,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.partition import pieces
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import UPDATE_GATHER, Collective, Pattern, pattern_of
+from lowband.spec.tiers import DEVICE
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -46,11 +47,13 @@ def buffer_bytes(
 ) -> int:
     """Peak bytes per rank, excluding the temporaries of encoding and decoding one piece.
 
-    unit_numels: elements per unit, padding included, the root's first
+    unit_numels: elements per unit, padding included, the root's first; of units whose states are all in one
+                 place
     backend:     torch.distributed's backend
     pattern:     how collectives run
     """
     peak = 0
+    is_stashed = scheme.update_tier != DEVICE
     bucket_numels = [sum(each) for each in by_bucket(unit_numels, scheme, levels, reduce_dtype)]
     for row in scheme.rows:
         dtype = row.dtype(compute_dtype, reduce_dtype)
@@ -61,10 +64,10 @@ def buffer_bytes(
                 continue
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
-            if scheme.copies and row is UPDATE_GATHER:
+            if is_stashed and row is UPDATE_GATHER:
                 gathered += DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.optim)
             peak = max(peak, gathered, back)
-    if scheme.copies:
+    if is_stashed:
         peak = max(peak, SUM_BYTES * max(bucket_numels) // levels.size(scheme.optim))
     return peak
 

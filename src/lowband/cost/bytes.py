@@ -4,7 +4,8 @@ A hop joins n partners. In a gather each partner sends n - 1 times its buffer fr
 reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
 rounded up to 16 bytes. A swap is one message. A copy between tiers is the rank's own shard, once a step,
-whatever the accumulation: its level is the tier. A disk's is of all states, from it and back, with Adam.
+whatever the accumulation: its level is the tier. A disk's is of all states, from it and back, with Adam, and
+so is that of units which are updated on the device.
 
 A flat ring over n ranks sends as much as all hops together: n - 1 times the smallest shard. A rank sends it
 all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
@@ -161,11 +162,14 @@ def sent_bytes(
             if gathers and row in (FORWARD_GATHER, BACKWARD_GATHER):
                 often = gathers[unit][row is BACKWARD_GATHER]
             add(row.name, row.kind, found[0].wire, by_hop, often)
-    for row in scheme.copies:
-        shards = sum(units) // levels.size(scheme.optim)
-        counts[HOST, row.name, "native"] += shards * DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
-        if scheme.optim_tier == DISK:
-            counts[DISK, row.name, "native"] += shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+    for placed, numels in scheme.parts(units) if scheme.copies else ():
+        shards = sum(numels) // levels.size(scheme.optim)
+        for row in placed.copies:
+            if not placed.is_moved:
+                carried = DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
+                counts[HOST, row.name, "native"] += shards * carried
+            if placed.is_moved or placed.optim_tier == DISK:
+                counts[placed.optim_tier, row.name, "native"] += shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, scheme.level("replica"))):

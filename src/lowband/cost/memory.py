@@ -12,6 +12,9 @@
     buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
                               which one is updated while the other is read or written
     weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
+               Of units that are updated on the device gradients stay on it, and so do, beside their copies of
+               the weights, b_c N / |optim| new ones where these are over another level than weights. Their
+               states are in its buffers as those of a disk are in the host's
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
@@ -30,7 +33,7 @@ in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXi
 each state sharded over its own level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -97,7 +100,6 @@ def state_bytes(
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
-    copy = keeps_weights_copy(scheme, levels, compute_dtype == "fp32")
     secondary = 0
     if keeps_secondary(scheme, levels) and scheme.secondary is not None:
         secondary = b_c * numel // levels.size(scheme.secondary)
@@ -106,19 +108,29 @@ def state_bytes(
     keeps_grads = passes(accumulation, order) > 1
     is_reduced = fused_adamw and averages_exactly(levels.world)
     grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else summed_bytes
-    at_optim = grad_bytes * numel // levels.size(scheme.optim)
     at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
-    optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
-    on_device = scheme.optim_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
+    of_messages = levels, compute_dtype, reduce_dtype, backend, pattern
+    of_parts: dict[str, int] = {}  # of units whose states are in one place
+    for placed, numels in scheme.parts(unit_numels):
+        is_kept = keeps_weights_copy(placed, levels, compute_dtype == "fp32")
+        here = {
+            "weights": b_c * sum(numels) // levels.size(scheme.weights) if is_kept else 0,
+            "grads": grad_bytes * sum(numels) // levels.size(scheme.optim),
+            "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * sum(numels) // levels.size(scheme.optim),
+            "buffers": buffer_bytes(numels, placed, *of_messages),
+        }
+        for kind, held in beyond_bytes(numels, placed, levels, b_c, here).items():
+            most = max if kind.startswith("buffers") else int.__add__
+            of_parts[kind] = most(of_parts.get(kind, 0), held)
     return {
-        "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
+        "weights": of_parts.pop("weights"),
         "secondary": secondary,
-        "grads": max(at_grads, at_optim if on_device else 0),
-        "optim": optim if on_device else 0,
+        "grads": max(at_grads, of_parts.pop("grads")),
+        "optim": of_parts.pop("optim"),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
-        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
+        "buffers": of_parts.pop("buffers"),
+        **of_parts,
         **({"sums": summed_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
@@ -126,16 +138,35 @@ def state_bytes(
 
 
 def beyond_bytes(
-    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_bytes: int
+    unit_numels: Sequence[int],
+    scheme: Scheme,
+    levels: Levels,
+    compute_bytes: int,
+    device: Mapping[str, int],
 ) -> dict[str, int]:
-    """What lies in other tiers than the device, by kind. compute_bytes: of the compute dtype"""
+    """What units hold whose states are all in one place, by kind, on the device and in other tiers.
+
+    compute_bytes: of the compute dtype
+    device: were their states on the device
+    """
     tier, ranks, state = scheme.optim_tier, levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
-    numel, most = sum(unit_numels), compute_bytes * max(unit_numels)
-    held = {at("optim", tier): state * numel // ranks, at("grads", HOST): GRAD_BYTES * numel // ranks}
+    if tier == DEVICE:
+        return dict(device)
+    numel = sum(unit_numels)
+    held = {**device, "optim": 0, at("optim", tier): state * numel // ranks}
+    two = state * max(map(sum, pairwise([*unit_numels, 0]))) // ranks  # units, one of which comes or goes
+    if scheme.is_moved:
+        beside = compute_bytes * numel // ranks if levels.hops(scheme.weights, scheme.optim) else 0
+        return {
+            **held, "weights": device["weights"] + beside, "buffers": max(device["buffers"], two),
+            at("grads", HOST): 0, at("buffers", HOST): 0,
+        }  # fmt: skip
+    most = compute_bytes * max(unit_numels) // ranks
+    held |= {"grads": 0, at("grads", HOST): GRAD_BYTES * numel // ranks}
     if tier == DISK:
         held[at("weights", HOST)] = compute_bytes * numel // ranks
-        most = max(most, state * max(map(sum, pairwise([*unit_numels, 0]))))
-    return {**held, at("buffers", HOST): most // ranks}
+        most = max(most, two)
+    return {**held, at("buffers", HOST): most}
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:

@@ -77,6 +77,13 @@ class RunSpec(RunOptions):
             )
         if self.scheme.optim_tier == DISK and (self.device == "fake" or self.is_in_stages):
             raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
+        if self.scheme.offload is not None and (
+            self.device == "fake" or self.is_in_stages or self.model.experts is not None
+        ):
+            raise ValueError(
+                f"scheme '{self.scheme.name}': offload neither on device fake, nor in stages of a pipeline, "
+                "nor with experts"
+            )
         if self.steps % self.scheme.period:
             raise ValueError(
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "

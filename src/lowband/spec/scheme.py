@@ -16,10 +16,11 @@ from pydantic import (
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, HOST, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Tier, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -41,6 +42,9 @@ class Placement(Strict):
     optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
+    )
+    offload: Offload | None = Field(
+        default=None, description="of states in another tier, which parts; none: all, updated on the host"
     )
     _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
 
@@ -84,14 +88,42 @@ class Scheme(_WithWires):
     @property
     def update_tier(self) -> Tier:
         """The tier in which the optimizer updates them, from gradients that lie there."""
-        return DEVICE if self._optim_tier == DEVICE else HOST
+        comes_to_device = self.offload is not None and self.offload.stride == 1
+        return DEVICE if self._optim_tier == DEVICE or comes_to_device else HOST
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the states come to the device for each update, and leave it."""
+        return self._optim_tier != DEVICE and self.update_tier == DEVICE
+
+    def of_units(self, numels: Sequence[int]) -> list["Scheme"]:
+        """By unit, the scheme of all of it: of states that are in one place, and updated in one.
+
+        numels: elements of each unit that has this scheme, the root's first
+        """
+        if self.offload is None or self._optim_tier == DEVICE:
+            return [self] * len(numels)
+        device, beyond = (self.model_copy(update={"offload": None}) for _ in range(2))
+        device._optim_tier = DEVICE
+        moved = self.model_copy(update={"offload": Offload(stride=1)})
+        placed = {"device": device, "beyond": beyond, "to and fro": moved}
+        return [placed[where] for where in self.offload.of_units(numels)]
+
+    def parts(self, numels: Sequence[int]) -> list[tuple["Scheme", list[int]]]:
+        """The schemes of its units, each with its units' elements."""
+        found: dict[Scheme, list[int]] = {}
+        for scheme, numel in zip(self.of_units(numels), numels, strict=True):
+            found.setdefault(scheme, []).append(numel)
+        return list(found.items())
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
+        """Without the wires of exchanges that it has not, or without `sync` or `offload`, so that checksums
+        stay."""
         values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
         absent = [row.name for row in STEP if row not in self.rows]
-        for key in absent if self.sync is not None else ("sync", *absent):
+        absent += [key for key in ("sync", "offload") if getattr(self, key) is None]
+        for key in absent:
             values.pop(key, None)
         return values
 
@@ -158,9 +190,18 @@ class Scheme(_WithWires):
             )
 
     def _check_tier(self) -> None:
-        if self.optim_tier == DEVICE:
-            return
         where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
+        if self.optim_tier == DEVICE:
+            if self.offload is not None:
+                what = f"offload: optim {self.optim} lies on the device"
+                raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
+            return
+        if self.offload is not None and self.offload.stride and self.optim_tier == DISK:
+            raise UserError(
+                f"offload.stride {self.offload.stride}: states on a disk are updated by the host",
+                where=where,
+                allowed=f"offload.stride 0, or optim {at(self.optim, HOST)}",
+            )
         if update != "native":
             raise UserError(
                 f"update_gather {update}: weights come from the host in the compute dtype",

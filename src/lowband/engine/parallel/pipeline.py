@@ -112,6 +112,9 @@ class Pipeline(nn.Module):
                 where=f"scheme '{given.name}'",
                 allowed=(given.optim, f"{given.optim}@{HOST}"),
             )
+        if given.offload is not None:
+            what = "offload in stages of a pipeline"
+            raise UserError(what, where=f"scheme '{given.name}'", allowed="no offload")
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
         check_apart(names, modules, cuts, self._plan)

@@ -31,6 +31,7 @@ from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
+from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
 
 
@@ -59,6 +60,7 @@ class Engine:
         schemes = [scheme_of(name, owner) for owner, name, _ in groups]
         self.axis, self.experts = axis, (experts := along_experts(module))
         check_schemes(scheme, schemes, axis.levels)
+        schemes = _by_parts(schemes, [_numel(slots, axis) for _, _, slots in groups], experts is not None)
         if experts is not None:
             experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
@@ -122,7 +124,7 @@ class Engine:
         return self.experts.alike if self.experts is not None and of_expert else self.axis
 
     def on_disk(self) -> list[tuple[OnDisk, list[nn.Parameter]]]:
-        """Units' states that lie on a disk, with their shards."""
+        """Units' states that are elsewhere between steps, with their shards."""
         return [(unit.held.disk, unit.shards) for unit in self.units if unit.held.disk is not None]
 
     @property
@@ -164,6 +166,24 @@ class Engine:
             yield
         finally:
             self.sync = before
+
+
+def _numel(slots: Sequence[Sequence[Slot]], axis: Axis) -> int:
+    """Elements of a unit, padding included."""
+    return UnitLayout.of([tuple(getattr(*places[0]).shape) for places in slots], axis.levels.world).numel
+
+
+def _by_parts(schemes: Sequence[Scheme], numels: Sequence[int], has_experts: bool) -> list[Scheme]:
+    """By unit, given its elements, the scheme of all of it: `offload` is of the units with one scheme."""
+    found = list(schemes)
+    for scheme in {each for each in schemes if each.offload is not None}:
+        if has_experts:
+            where = f"scheme '{scheme.name}'"
+            raise UserError("offload of a module with experts", where=where, allowed="no offload")
+        places = [place for place, each in enumerate(schemes) if each == scheme]
+        for place, placed in zip(places, scheme.of_units([numels[p] for p in places]), strict=True):
+            found[place] = placed
+    return found
 
 
 def engine_of(module: nn.Module) -> Engine:

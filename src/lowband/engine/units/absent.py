@@ -1,4 +1,4 @@
-"""Values that are on a disk between an optimizer's steps: whoever would read them then gets a UserError.
+"""Values that are elsewhere between an optimizer's steps: whoever would read them then gets a UserError.
 
 torch would read memory that they do not have, and the process would end. Within a step (units.turns) they
 have it, and nothing is checked.
@@ -17,6 +17,10 @@ _FACTS_OF_VALUES = frozenset(["numpy", "tolist", "__array__", "__repr__", "__for
 
 class Disk(Protocol):
     """Where values lie (units.on_disk)."""
+
+    @property
+    def place(self) -> str:
+        """The same in words."""
 
     @property
     def is_readable(self) -> bool:
@@ -72,7 +76,7 @@ def refuse_absent(values: Iterable[Any]) -> None:
             refuse_absent(value)
         elif (lies := getattr(value, "on_disk", None)) and not lies.disk.is_readable and _numel(value):
             raise UserError(
-                "its values are on a disk between steps",
+                f"its values are {lies.disk.place} between steps",
                 where=lies.name,
                 allowed="lowband.full_state_dict, lowband.Checkpointer",
             )

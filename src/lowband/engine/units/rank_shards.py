@@ -25,6 +25,7 @@ from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.engine.units.to_and_fro import HostStates, ToAndFro
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
@@ -39,7 +40,7 @@ class RankShards:
     parameters:     the optimizer's, views into it
     weights:        1D, in the compute dtype, over `weights`; None where `master` serves
     secondary:      1D, in the compute dtype, over the backward's level; None without one
-    disk:           where `master` has its memory but while it is used; or None
+    disk:           where `master` is but while it is used, a disk or host memory; or None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
     """
@@ -74,7 +75,21 @@ class RankShards:
         if keeps_secondary(scheme, levels):
             self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
-        self.disk = self._on_disk(unit) if tier == DISK else None
+        self.disk: OnDisk | None = None
+        if scheme.is_moved or tier == DISK:
+            self.disk = self._to_and_fro(unit) if scheme.is_moved else self._on_disk(unit)
+            self.disk.start_write(None, (), is_counted=False)
+            self.disk.wait()
+            for shard in self.parameters:
+                shard.on_disk = Lies(self.disk, shard.shard_of.name)
+
+    def _to_and_fro(self, unit: str) -> OnDisk:
+        """Have the host keep the states, from now on."""
+        new = self.weights
+        assert new is not None
+        if self._levels.hops(self._scheme.weights, self._scheme.optim):
+            new = self._zeros("weights", self._scheme.optim, new.dtype, new.device)
+        return ToAndFro(unit, self.master, new, HostStates(), self._collectives)
 
     def _on_disk(self, unit: str) -> OnDisk:
         """Have the disk keep the states, from now on."""
@@ -88,12 +103,7 @@ class RankShards:
         dtype = self._collectives.options.compute_dtype
         rounded = self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
         states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        made = OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
-        made.start_write(None, (), is_counted=False)
-        made.wait()
-        for shard in self.parameters:
-            shard.on_disk = Lies(made, shard.shard_of.name)
-        return made
+        return OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
 
     def range_of(self, level: str) -> tuple[int, int]:
         """This rank's range of the unit's elements over `level`, as (start, stop)."""
@@ -181,6 +191,8 @@ class RankShards:
         is_fetched = scheme.update_tier != DEVICE
         if is_fetched:
             new = yield from fetch(call, new, self.weights.dtype, collectives.device)
+        if new is self.weights:  # written where they are used
+            return
         yield from collectives.gather(
             call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
         )

@@ -28,7 +28,7 @@ _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole mat
 _UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
-_ON_DISK = "_lowband_on_disk"  # attribute of an optimizer some of whose states are there
+_ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
@@ -212,9 +212,9 @@ def _prepare(optimizer: Optimizer) -> None:
     """Have its steps, from the next one on, know that it has shards."""
     if is_known(optimizer):
         setattr(optimizer, _BY_ELEMENT, True)
-    if not hasattr(optimizer, _ON_DISK) and any(c.disk is not None for c in _by_unit(optimizer)):
-        setattr(optimizer, _ON_DISK, True)
-        refuse_states(optimizer)
+    if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in _by_unit(optimizer) if c.disk]):
+        setattr(optimizer, _ELSEWHERE, disks[0].called)
+        refuse_states(optimizer, disks[0].place)
     _step_on_shards(type(optimizer))
 
 
@@ -258,8 +258,8 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
     def run(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
-        if hasattr(optimizer, _ON_DISK):
-            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users))
+        if called := getattr(optimizer, _ELSEWHERE, None):
+            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users), called)
             by_unit = _by_unit(optimizer).items()
             with torch._C.DisableTorchFunctionSubclass():
                 return step_in_turns(
