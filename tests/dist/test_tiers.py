@@ -63,10 +63,14 @@ def adamw(module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
 
 
-def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    return sum(
-        value.nbytes for state in optimizer.state.values() for value in state.values() if value.ndim > 0
-    )
+def state_peaks(engine, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """The meter's, and what the optimizer keeps where its unit's states lie."""
+    held = dict(engine.meter.peak)
+    for unit in engine.units:
+        held[at("optim", unit.scheme.optim_tier)] += sum(
+            value.nbytes for shard in unit.shards for value in optimizer.state[shard].values() if value.ndim
+        )
+    return held
 
 
 def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple[float, float]:
@@ -86,9 +90,13 @@ def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple
 
 
 def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
+    return trained(placed(name, tier), ranks, accumulation, clip, dtype)
+
+
+def trained(scheme: Scheme, ranks: int, accumulation: int, clip: float, dtype: str, spec=SPEC):
     """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
-    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
-    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
+    topology = lowband.Topology(INNER[ranks])
+    model = lowband.shard(GPT(spec, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
     engine, optimizer = engine_of(model), adamw(model)
     assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
     seen = []
@@ -96,9 +104,8 @@ def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtyp
         engine.ledger.take()
         seen.append(step(model, optimizer, number, accumulation, clip))
     sent = {(one.level, one.collective, one.wire): one.bytes for one in engine.ledger.take()}
-    held = dict(engine.meter.peak)
-    held[at("optim", scheme.optim_tier)] += optimizer_bytes(optimizer)
-    of_scheme = unit_numels(SPEC, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
+    held = state_peaks(engine, optimizer)
+    of_scheme = unit_numels(spec, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
     states = state_bytes(*of_scheme, "gloo")
     closed = sent_bytes(*of_scheme, True), states
     return seen, (sent, {kind: held.get(kind, 0) for kind in states}), closed, lowband.full_state_dict(model)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowband.cost.activations import Recompute
+from lowband.cost.bytes import stage_numels
 from lowband.cost.experts import groups_of
 from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
@@ -90,6 +91,7 @@ class Workload:
             raise UserError(
                 f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
             )
+        self._check_offload()
         self._check_stages()
         self._check_adapters()
         self._check_kept()
@@ -105,6 +107,16 @@ class Workload:
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
+
+    def _check_offload(self) -> None:
+        if self.scheme.offload is None:
+            return
+        where = f"scheme '{self.scheme.name}'"
+        if self.beyond is not None and self.beyond.optim is not None:
+            raise UserError("offload beside --tiers optim", where=where, allowed="one of them")
+        if self.axes.stages > 1 or self.axes.expert > 1:
+            what = "offload in stages of a pipeline or with ranks along experts is not predicted"
+            raise UserError(what, where=where, allowed="no offload")
 
     def _check_stages(self) -> None:
         if self.model.dense_layers and self.axes.is_uneven:
@@ -167,7 +179,14 @@ class Workload:
         tier = self.scheme.optim_tier
         if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
             return self.beyond
-        return replace(self.beyond or Beyond(), optim=tier)
+        placed = replace(self.beyond or Beyond(), optim=tier)
+        if (offload := self.scheme.offload) is None:
+            return placed
+        numels = stage_numels(self.model, self.levels, self.axes)  # the parts are of whole units
+        places = list(zip(offload.of_units(numels), numels, strict=True))
+        there = sum(numel for where, numel in places if where != "device")
+        moved = sum(numel for where, numel in places if where == "to and fro")
+        return replace(placed, share=there / sum(numels), stride=there / moved if moved else 0)
 
     @cached_property
     def adapters(self) -> tuple[int, ...]:

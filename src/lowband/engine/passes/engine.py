@@ -31,6 +31,7 @@ from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
+from lowband.spec.mesh import Levels
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
 
@@ -57,10 +58,8 @@ class Engine:
         check_unsharded(module)
         check_kinds(module)
         groups = divide(module, wrap)
-        schemes = [scheme_of(name, owner) for owner, name, _ in groups]
         self.axis, self.experts = axis, (experts := along_experts(module))
-        check_schemes(scheme, schemes, axis.levels)
-        schemes = _by_parts(schemes, [_numel(slots, axis) for _, _, slots in groups], experts is not None)
+        schemes = _schemes_of(groups, scheme, scheme_of, axis.levels, experts is not None)
         if experts is not None:
             experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
@@ -168,20 +167,25 @@ class Engine:
             self.sync = before
 
 
-def _numel(slots: Sequence[Sequence[Slot]], axis: Axis) -> int:
-    """Elements of a unit, padding included."""
-    return UnitLayout.of([tuple(getattr(*places[0]).shape) for places in slots], axis.levels.world).numel
-
-
-def _by_parts(schemes: Sequence[Scheme], numels: Sequence[int], has_experts: bool) -> list[Scheme]:
-    """By unit, given its elements, the scheme of all of it: `offload` is of the units with one scheme."""
+def _schemes_of(
+    groups: Sequence[tuple[nn.Module, str, list[list[Slot]]]],
+    scheme: Scheme,
+    scheme_of: Callable[[str, nn.Module], Scheme],
+    levels: Levels,
+    has_experts: bool,
+) -> list[Scheme]:
+    """By unit the scheme of all of it: the `offload` of a scheme is of all units that have it."""
+    schemes = [scheme_of(name, owner) for owner, name, _ in groups]
+    check_schemes(scheme, schemes, levels)
     found = list(schemes)
-    for scheme in {each for each in schemes if each.offload is not None}:
+    for parted in {each for each in schemes if each.offload is not None}:
         if has_experts:
-            where = f"scheme '{scheme.name}'"
+            where = f"scheme '{parted.name}'"
             raise UserError("offload of a module with experts", where=where, allowed="no offload")
-        places = [place for place, each in enumerate(schemes) if each == scheme]
-        for place, placed in zip(places, scheme.of_units([numels[p] for p in places]), strict=True):
+        places = [place for place, each in enumerate(schemes) if each == parted]
+        shapes = [[tuple(getattr(*slot[0]).shape) for slot in groups[place][2]] for place in places]
+        numels = [UnitLayout.of(of_unit, levels.world).numel for of_unit in shapes]
+        for place, placed in zip(places, parted.of_units(numels), strict=True):
             found[place] = placed
     return found
 
