@@ -159,6 +159,8 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     if scheme.sync is not None:
         return _local_sgd(peer, scheme, scheme.sync, levels, where)
+    if scheme.offload is not None:
+        raise UserError("no counterpart: parts of the states beyond the device are not set up", where=where)
     form = form_of(scheme, levels)
     cells = [TABLE[form][peer], *([OFF_DEVICE[scheme.optim_tier][peer]] if scheme.copies else [])]
     arguments: Arguments = {}
