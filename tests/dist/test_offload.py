@@ -160,8 +160,9 @@ def test_parts_in_stages_are_refused() -> None:
         assert said == "scheme 'zero1': offload in stages of a pipeline (allowed: no offload)"
 
 
-def test_a_run_counts_what_its_parts_do(tmp_path: Path) -> None:
-    scheme = parted("zero1", "host", 0.6, 2)
+@pytest.mark.parametrize("offload", [{"share": 0.6, "stride": 2}, {"late": True}])
+def test_a_run_counts_what_its_parts_do(tmp_path: Path, offload: dict[str, Any]) -> None:
+    scheme = Scheme.parse({**placed("zero1", "host").model_dump(), "offload": offload}, "test")
     folder = started.run(
         tmp_path, ranks=2, steps=4, warmup_steps=1, seq_len=32, micro_batch=2, accumulation=2,
         model=Config().model("gpt-200k"), scheme=scheme, compute_dtype="bf16",
@@ -184,7 +185,7 @@ def test_a_run_counts_what_its_parts_do(tmp_path: Path) -> None:
         ),
         ({"offload": {}}, "offload: all states lie there without it"),
         ({"offload": {"share": 0}}, "offload.share: Input should be greater than 0"),
-        ({"offload": {"shares": 1}}, "unknown key 'offload.shares' (allowed: share, stride)"),
+        ({"offload": {"shares": 1}}, "unknown key 'offload.shares' (allowed: late, share, stride)"),
         (
             {"optim": "world@disk", "offload": {"stride": 2}},
             "offload.stride 2: states on a disk are updated by the host (allowed: offload.stride 0",

@@ -176,6 +176,18 @@ def test_parts_of_a_scheme_are_predicted_as_the_option(
         assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9), kind
 
 
+def test_a_late_update_hides_behind_the_passes() -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}
+    now, late = (
+        predict(replace(plain, scheme=Scheme.parse({**values, **more}, "test")))
+        for more in ({}, {"offload": {"late": True}})
+    )
+    assert 0 <= late.time_s.get("host_update", 0) < now.time_s["host_update"]
+    assert late.memory_bytes["grads@host"] == 2 * now.memory_bytes["grads@host"]
+    assert late.memory_bytes["weights@host"] == now.memory_bytes["weights"]
+
+
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:
     small = job(Beyond("host"))
     tiers = {"host": small.machine.tier("host").model_copy(update={"capacity_gib": 100})}

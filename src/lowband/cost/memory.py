@@ -14,7 +14,8 @@
     weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
                Of units that are updated on the device gradients stay on it, and so do, beside their copies of
                the weights, b_c N / |optim| new ones where these are over another level than weights. Their
-               states are in its buffers as those of a disk are in the host's
+               states are in its buffers as those of a disk are in the host's. Late updates hold gradients of
+               two steps, and new weights in the compute dtype, too
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
@@ -162,9 +163,11 @@ def beyond_bytes(
             at("grads", HOST): 0, at("buffers", HOST): 0,
         }  # fmt: skip
     most = compute_bytes * max(unit_numels) // ranks
-    held |= {"grads": 0, at("grads", HOST): GRAD_BYTES * numel // ranks}
-    if tier == DISK:
+    kept = 2 if scheme.is_late else 1  # steps whose gradients are there at once
+    held |= {"grads": 0, at("grads", HOST): kept * GRAD_BYTES * numel // ranks}
+    if tier == DISK or scheme.is_late:
         held[at("weights", HOST)] = compute_bytes * numel // ranks
+    if tier == DISK:
         most = max(most, two)
     return {**held, at("buffers", HOST): most}
 

@@ -154,7 +154,10 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
-    norm, grads = grad_norm(engine_of(module))
+    engine = engine_of(module)
+    norm, grads = grad_norm(engine)
+    for disk, _ in engine.on_disk():
+        disk.frees_gradients()
     # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
     factor = factor_of(norm, max_norm)
     for device, held in grads.items():

@@ -8,6 +8,8 @@ of states that come to the device for their update stay there:
     update    what the host takes; on a disk join(update, 12 bytes a parameter read, 12 written)
     fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
 
+An update that is late hides behind F + B: join(F + B, update) - F - B.
+
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
 backwards alike. What lies on a disk passes the host: both ways take as long as the slower one. Each lane is
 taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
@@ -63,6 +65,8 @@ def tier_waits(
         up = by_host * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
         update = update_s(own, host, beyond.stride)
         on_device = 1 - beyond.share + beyond.moved
+        if job.scheme.is_late:
+            update = join(forwards_s + backwards_s, update, overlap) - forwards_s - backwards_s
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
             update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)

@@ -20,17 +20,23 @@ Where = Literal["device", "beyond", "to and fro"]
 class Offload(Younger):
     """`offload` of a scheme whose optimizer's states lie in another tier than the device."""
 
-    younger: ClassVar = ("share", "stride")
+    younger: ClassVar = ("share", "stride", "late")
 
     share: float = Field(default=1.0, gt=0, le=1, description="of the parameters, those with states there")
     stride: NonNegativeInt = Field(
         default=0, description="every how-many-th unit of those is updated on the device; 0: none"
     )
+    late: bool = Field(default=False, description="a step's update runs behind the next forward and backward")
 
     @model_validator(mode="after")
     def _says_something(self) -> "Offload":
-        if (self.share, self.stride) == (1.0, 0):
-            raise ValueError("all states lie there without it (allowed: share below 1, stride above 0)")
+        is_whole = (self.share, self.stride) == (1.0, 0)
+        if is_whole and not self.late:
+            raise ValueError("all states lie there without it (allowed: share below 1, stride above 0, late)")
+        if self.late and not is_whole:
+            raise ValueError(
+                "late is of all states, updated by the host (allowed: late without share, stride)"
+            )
         return self
 
     def of_units(self, numels: Sequence[int]) -> list[Where]:

@@ -96,12 +96,17 @@ class Scheme(_WithWires):
         """Whether the states come to the device for each update, and leave it."""
         return self._optim_tier != DEVICE and self.update_tier == DEVICE
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the host updates them a step late."""
+        return self._optim_tier != DEVICE and self.offload is not None and self.offload.late
+
     def of_units(self, numels: Sequence[int]) -> list["Scheme"]:
         """By unit, the scheme of all of it: of states that are in one place, and updated in one.
 
         numels: elements of each unit that has this scheme, the root's first
         """
-        if self.offload is None or self._optim_tier == DEVICE:
+        if self.offload is None or self._optim_tier == DEVICE or self.is_late:
             return [self] * len(numels)
         device, beyond = (self.model_copy(update={"offload": None}) for _ in range(2))
         device._optim_tier = DEVICE
@@ -196,11 +201,16 @@ class Scheme(_WithWires):
                 what = f"offload: optim {self.optim} lies on the device"
                 raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
             return
-        if self.offload is not None and self.offload.stride and self.optim_tier == DISK:
+        if (
+            self.offload is not None
+            and self.optim_tier == DISK
+            and (self.offload.stride or self.offload.late)
+        ):
+            key = "late" if self.offload.late else f"stride {self.offload.stride}"
             raise UserError(
-                f"offload.stride {self.offload.stride}: states on a disk are updated by the host",
+                f"offload.{key}: states on a disk are updated by the host, when their gradients are there",
                 where=where,
-                allowed=f"offload.stride 0, or optim {at(self.optim, HOST)}",
+                allowed=f"offload.share alone, or optim {at(self.optim, HOST)}",
             )
         if update != "native":
             raise UserError(

@@ -26,6 +26,9 @@ class Disk(Protocol):
     def is_readable(self) -> bool:
         """Whether they are in memory, and stay there."""
 
+    def frees_gradients(self) -> None:
+        """Return when gradients of the last step may change."""
+
 
 class Lies(NamedTuple):
     """Attribute `on_disk` of values: where they lie, and what they are called."""

@@ -94,6 +94,9 @@ class OnDisk:
         """Whether the tensors are in memory, and stay there: a write that runs would free them."""
         return self._is_in_memory and self._moving is None
 
+    def frees_gradients(self) -> None:
+        """Return when those of the last step may change."""
+
     def wait(self) -> None:
         """Wait for what has begun. Raises its error; then everything is in memory, or on the disk, still."""
         if self._moving is not None:

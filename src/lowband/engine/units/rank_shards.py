@@ -21,6 +21,7 @@ from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
+from lowband.engine.units.late import Late
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
@@ -40,7 +41,8 @@ class RankShards:
     parameters:     the optimizer's, views into it
     weights:        1D, in the compute dtype, over `weights`; None where `master` serves
     secondary:      1D, in the compute dtype, over the backward's level; None without one
-    disk:           where `master` is but while it is used, a disk or host memory; or None
+    disk:           where `master` is but while it is used, a disk or host memory, or who updates it late; or
+                    None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
     """
@@ -76,8 +78,13 @@ class RankShards:
             self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
         self.disk: OnDisk | None = None
-        if scheme.is_moved or tier == DISK:
-            self.disk = self._to_and_fro(unit) if scheme.is_moved else self._on_disk(unit)
+        if scheme.is_moved:
+            self.disk = self._to_and_fro(unit)
+        elif scheme.is_late:
+            self.disk = Late(self.master, self._rounded(), collectives.meter)
+        elif tier == DISK:
+            self.disk = self._on_disk(unit)
+        if self.disk is not None:
             self.disk.start_write(None, (), is_counted=False)
             self.disk.wait()
             for shard in self.parameters:
@@ -100,10 +107,13 @@ class RankShards:
                 where=f"scheme '{self._scheme.name}'",
                 allowed="lowband.shard(..., disk=folder)",
             )
-        dtype = self._collectives.options.compute_dtype
-        rounded = self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
         states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        return OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
+        return OnDisk(unit, self.master, self._rounded(), disk.file(unit, states), self._collectives)
+
+    def _rounded(self) -> torch.Tensor:
+        """Host memory for new weights in the compute dtype."""
+        dtype = self._collectives.options.compute_dtype
+        return self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
 
     def range_of(self, level: str) -> tuple[int, int]:
         """This rank's range of the unit's elements over `level`, as (start, stop)."""
