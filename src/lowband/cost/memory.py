@@ -12,24 +12,27 @@
     buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
                               which one is updated while the other is read or written
     weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
+    weights@host, weights@disk    b_c N / |weights|, in place of `weights`; of a disk there is a unit's shard
+                              in `buffers@host` while it is read or written
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
                                      way; of the fragments that are on their way at once. Buffers count what
                                      is being sent once more
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
-               stays; 0 where the weights are not sharded
+               stays; 0 where the weights are not sharded, and on the device
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
     sums       4 (root + the largest block), breadth-first and with accumulation: gradients of the unit in use
                and of the root, summed over micro-batches before they are reduced
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
-               and, where the weights are sharded, the largest unit in the compute dtype; only at the start
+               and, where units are gathered, the largest one in the compute dtype; only at the start
 
 N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
 in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
 each state sharded over its own level.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
@@ -51,16 +54,20 @@ ADAM_MOMENT_BYTES = 8
 MOMENT_BYTES = {"adamw": ADAM_MOMENT_BYTES, "adamw8bit": 2 * (1 + 4 / 256), "muon": 4}
 
 
+def are_gathered(scheme: Scheme, levels: Levels) -> bool:
+    """Whether a unit's weights are gathered for each use: from other ranks, or from another tier."""
+    return bool(levels.hops(SELF, scheme.weights)) or scheme.weights_tier != DEVICE
+
+
 def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -> bool:
     """Whether a copy of the weights in the compute dtype is kept beside the fp32 master shard.
 
     Not if weights and optimizer shards coincide and either their dtypes do too (the master is the weights) or
     the weights are gathered anyway (the master is cast as it enters the gather).
     """
-    if levels.hops(scheme.weights, scheme.optim) or scheme.optim_tier != DEVICE:
+    if levels.hops(scheme.weights, scheme.optim) or scheme.tiers:
         return True
-    is_sharded = bool(levels.hops(SELF, scheme.weights))
-    return not (computes_in_fp32 or is_sharded)
+    return not (computes_in_fp32 or are_gathered(scheme, levels))
 
 
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
@@ -102,23 +109,23 @@ def state_bytes(
     if keeps_secondary(scheme, levels) and scheme.secondary is not None:
         secondary = b_c * numel // levels.size(scheme.secondary)
     blocks = sorted(unit_numels[1:])
-    is_gathered = bool(levels.hops(SELF, scheme.weights))
+    is_gathered = are_gathered(scheme, levels)
     keeps_grads = passes(accumulation, order) > 1
     is_reduced = fused_adamw and averages_exactly(levels.world)
     grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else summed_bytes
     at_optim = grad_bytes * numel // levels.size(scheme.optim)
     at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
     optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
-    on_device = scheme.optim_tier == DEVICE
+    on_device, is_here = scheme.optim_tier == DEVICE, scheme.weights_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     return {
-        "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
+        "weights": b_c * numel // levels.size(scheme.weights) if copy and is_here else 0,
         "secondary": secondary,
         "grads": max(at_grads, at_optim if on_device else 0),
         "optim": optim if on_device else 0,
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
         "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
+        **beyond_bytes(unit_numels, scheme, levels, b_c),
         **({"sums": summed_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
@@ -129,13 +136,22 @@ def beyond_bytes(
     unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_bytes: int
 ) -> dict[str, int]:
     """What lies in other tiers than the device, by kind. compute_bytes: of the compute dtype"""
-    tier, ranks, state = scheme.optim_tier, levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
-    numel, most = sum(unit_numels), compute_bytes * max(unit_numels)
-    held = {at("optim", tier): state * numel // ranks, at("grads", HOST): GRAD_BYTES * numel // ranks}
-    if tier == DISK:
-        held[at("weights", HOST)] = compute_bytes * numel // ranks
-        most = max(most, state * max(map(sum, pairwise([*unit_numels, 0]))))
-    return {**held, at("buffers", HOST): most // ranks}
+    held: Counter[str] = Counter()
+    numel, buffers = sum(unit_numels), 0
+    if (tier := scheme.optim_tier) != DEVICE:
+        ranks, state = levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
+        held[at("optim", tier)] = state * numel // ranks
+        held[at("grads", HOST)] = GRAD_BYTES * numel // ranks
+        buffers = compute_bytes * max(unit_numels) // ranks
+        if tier == DISK:
+            held[at("weights", HOST)] = compute_bytes * numel // ranks
+            buffers = max(buffers, state * max(map(sum, pairwise([*unit_numels, 0]))) // ranks)
+    if (tier := scheme.weights_tier) != DEVICE:
+        ranks = levels.size(scheme.weights)
+        held[at("weights", tier)] += compute_bytes * numel // ranks
+        if tier == DISK:
+            buffers = max(buffers, compute_bytes * max(unit_numels) // ranks)
+    return {**held, at("buffers", HOST): buffers} if buffers else dict(held)
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:
@@ -180,6 +196,6 @@ def start_bytes(
         for (a, b), whole in zip(layout.ranges(), map(prod, wholes), strict=True):
             if rank is None or any(max(a, start) < min(b, stop) for start, stop in held):
                 peak = max(peak, MASTER_BYTES * (whole + (b - a if b - a < whole else 0)))
-        if levels.hops(SELF, scheme.weights):
+        if are_gathered(scheme, levels):
             peak = max(peak, DTYPE_BYTES[compute_dtype] * layout.numel)
     return peak

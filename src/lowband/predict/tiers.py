@@ -8,8 +8,9 @@ while the device waits, and new weights come back behind the next forward, each 
     fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
 
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
-backwards alike. What lies on a disk passes the host: both ways take as long as the slower one. Each lane is
-taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
+backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
+ways take as long as the slower one. Each lane is taken to hide behind the same computation as the collectives
+do, so the sum is an upper bound.
 """
 
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
     """The items of memory with those beyond the device under names of their own, such as `optim@host`."""
     if (beyond := job.placed) is None:
         return dict(items)
-    found = dict(items)
+    found = {kind: size for kind, size in items.items() if not kind.startswith("weights@")}
     copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
     if beyond.optim is not None:
         of_all = shard(job, place, job.scheme.optim)

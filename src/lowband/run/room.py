@@ -16,7 +16,7 @@ def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> No
 
     ranks: on this node
     """
-    if spec.engine != "lowband" or (spec.scheme.optim_tier not in TIERS and spec.recompute != "host"):
+    if spec.engine != "lowband" or (not spec.scheme.tiers and spec.recompute != "host"):
         return
     held = held_bytes(spec, backend)
     free = {

@@ -19,7 +19,7 @@ from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, HOST, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -31,18 +31,20 @@ _MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 class Placement(Strict):
     """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
 
-    Behind it, after an @, the tier in which the optimizer's shards lie, if that is not the device.
+    Behind it, after an @, the tier in which the shards lie, if that is not the device: of the weights, and of
+    what the optimizer has.
     """
 
     name: str
-    weights: str = Field(description="level of the copy used for compute, in the compute dtype")
+    weights: str = Field(description="level of the copy used for compute; @host, @disk: its tier")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
     )
-    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
+    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
+    _weights_tier: Tier = PrivateAttr(default=DEVICE)
 
 
 if TYPE_CHECKING:
@@ -64,17 +66,22 @@ class Scheme(_WithWires):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _with_tier(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
+    def _with_tiers(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
         """Take `world@host` apart."""
-        optim = values.get("optim") if isinstance(values, dict) else None
-        if not isinstance(optim, str) or "@" not in optim:
+        given = values if isinstance(values, dict) else {}
+        places = {key: given[key] for key in ("weights", "optim") if isinstance(given.get(key), str)}
+        placed = {key: apart(key, place) for key, place in places.items()}
+        if not placed:
             return handler(values)
-        level, _, tier = optim.partition("@")
-        if tier not in TIERS:
-            raise ValueError(f"optim: no tier '{tier}' (allowed: {', '.join(TIERS)})")
-        made = handler({**values, "optim": level})
-        made._optim_tier = tier
+        made = handler({**given, **{key: level for key, (level, _) in placed.items()}})
+        for key, (_, tier) in placed.items():
+            setattr(made, f"_{key}_tier", tier)
         return made
+
+    @property
+    def weights_tier(self) -> Tier:
+        """The tier of a rank's shards of the weights that it computes with."""
+        return self._weights_tier
 
     @property
     def optim_tier(self) -> Tier:
@@ -86,10 +93,18 @@ class Scheme(_WithWires):
         """The tier in which the optimizer updates them, from gradients that lie there."""
         return DEVICE if self._optim_tier == DEVICE else HOST
 
+    @property
+    def tiers(self) -> tuple[Named, ...]:
+        """Those that states lie in or pass, but the device: what is on a disk passes the host."""
+        lie = {self.optim_tier, self.weights_tier}
+        return tuple(tier for tier in TIERS if tier in lie or (tier == HOST and DISK in lie))
+
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
-        values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
+        values: dict[str, Any] = handler(self)
+        values["weights"] = at(self.weights, self.weights_tier)
+        values["optim"] = at(self.optim, self.optim_tier)
         absent = [row.name for row in STEP if row not in self.rows]
         for key in absent if self.sync is not None else ("sync", *absent):
             values.pop(key, None)
@@ -228,7 +243,7 @@ class Scheme(_WithWires):
 
     @property
     def copies(self) -> tuple[Collective, ...]:
-        """The rows that move a rank's shards between tiers."""
+        """The rows that move the optimizer's shards between tiers."""
         return () if self.optim_tier == DEVICE else COPIES
 
     @property

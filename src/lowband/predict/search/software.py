@@ -154,8 +154,8 @@ def _of_fsdp_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
 
 
 def _of_ours_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
-    is_whole = (beyond.weights, beyond.share, beyond.stride) == (None, 1.0, 0)
-    return is_whole and not (beyond.optim == "disk" and job.is_in_stages)
+    is_whole = (beyond.share, beyond.stride) == (1.0, 0)
+    return is_whole and not ("disk" in beyond.tiers and job.is_in_stages)
 
 
 _ALL_SCHEDULES: Final[frozenset[Name]] = frozenset(
