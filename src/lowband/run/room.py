@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from lowband.cost.held import held_bytes
 from lowband.errors import UserError
-from lowband.run.free_memory import free_memory
+from lowband.spec.free_memory import free_memory
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.tiers import DISK, HOST, TIERS

@@ -209,6 +209,7 @@ class Unit:
             try:
                 gathering.wait()
             except BaseException:
+                self.gathered_version = -1  # the copy may be what it was, or in part
                 self._free()
                 raise
         if self._arriving is not None:
