@@ -48,15 +48,16 @@ INNER: dict[int, dict[str, int]] = {
 }  # fmt: skip
 
 
-def placed(name: str, tier: str) -> Scheme:
-    """A named scheme with its optimizer's states in a tier."""
+def placed(name: str, tier: str, weights: str = "device") -> Scheme:
+    """A named scheme with its optimizer's states in a tier, and the weights in one."""
     scheme = Config().scheme(name)
-    return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
+    places = {"optim": at(scheme.optim, tier), "weights": at(scheme.weights, weights)}
+    return Scheme.parse({**scheme.model_dump(), **places}, "test")
 
 
 def folder_of(scheme: Scheme) -> str | None:
     """A new folder for what lies on disk; of this rank alone."""
-    return tempfile.mkdtemp() if scheme.optim_tier == "disk" else None
+    return tempfile.mkdtemp() if "disk" in scheme.tiers else None
 
 
 def adamw(module) -> torch.optim.Optimizer:
@@ -85,9 +86,11 @@ def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple
     return total, norm
 
 
-def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
+def train(
+    tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str, weights: str = "device"
+):
     """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
-    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
+    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier, weights)
     model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
     engine, optimizer = engine_of(model), adamw(model)
     assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
@@ -197,9 +200,11 @@ def test_units_may_lie_in_different_tiers() -> None:
     assert all(on_ranks(2, mixed))
 
 
-def beside(axes: dict[str, int], tier: str) -> tuple[list, dict[str, torch.Tensor]]:
+def beside(
+    axes: dict[str, int], tier: str, name: str = "zero1", weights: str = "device"
+) -> tuple[list, dict[str, torch.Tensor]]:
     """Losses, norms and this rank's weights, which another axis than data divides, too."""
-    scheme, topology = placed("zero1", tier), lowband.Topology({}, lowband.Axes(**axes))
+    scheme, topology = placed(name, tier, weights), lowband.Topology({}, lowband.Axes(**axes))
     options = {} if (folder := folder_of(scheme)) is None else {"disk": folder}
     schedule = {"schedule": "1f1b"} if "pipeline" in axes else {}
     with torch.device("meta"):
