@@ -50,6 +50,7 @@ CASES: list[Case] = [
     )
     if Config().scheme(rest[2]).machine_levels <= {*INNER[ranks]}
 ]
+EXPERTS = Config().model("gpt-200k").model_copy(update={"experts": 4})
 FEW = covering([case for case in CASES if case[0] in (1, 2)]) | {
     (4, "host", "host", "hier3", 2, 0.05, "bf16"),
     (4, "disk", "device", "hpz", 1, math.inf, "bf16"),
@@ -242,6 +243,12 @@ def test_beside_other_axes(axes: dict[str, int], tiers: list[tuple[str, str]]) -
         pytest.param("host", "host", {"scheme": "zero1", "pipeline": 2}, marks=pytest.mark.wide),
         pytest.param("disk", "disk", {"scheme": "zero3", "tensor": 2}, marks=pytest.mark.wide),
         pytest.param("host", "device", {"scheme": "zero3", "collectives": "flat"}, marks=pytest.mark.wide),
+        pytest.param("host", "device", {"scheme": "zero3", "fused_adamw": True}, marks=pytest.mark.wide),
+        pytest.param("host", "device", {"scheme": "zero3", "recompute": "full"}, marks=pytest.mark.wide),
+        pytest.param(
+            "host", "host", {"scheme": "zero3", "model": EXPERTS, "expert": 2}, marks=pytest.mark.wide
+        ),
+        pytest.param("host", "host", {"scheme": "zero3", "device": "fake"}, marks=pytest.mark.wide),
     ],
 )
 def test_a_run_equals_the_run_without(tmp_path: Path, weights: str, optim: str, more: dict[str, Any]) -> None:
@@ -273,7 +280,8 @@ def full(tmp: str) -> tuple[str, str, bool]:
     scheme = placed("zero3", "device", "disk")
     models = [model_of(scheme, folder=Path(tmp, "one")), model_of(placed("zero3", "device"))]
     optimizers = [adamw(each) for each in models]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
+    most = max(file.stat().st_size for file in Path(tmp, "one", "rank0").glob("*.states"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most // 2, unlimited[1]))
     first = answer(lambda: model_of(scheme, folder=Path(tmp, "other")))
     for model, optimizer in zip(models, optimizers, strict=True):
         step(model, optimizer, 2, 1, 0.05)
