@@ -183,6 +183,10 @@ def test_a_run_counts_what_its_parts_do(tmp_path: Path, offload: dict[str, Any])
             {"optim": "world"},
             "offload: optim world lies on the device (allowed: optim world@host, or no offload)",
         ),
+        (
+            {"weights": "world@host"},
+            "offload beside weights world@host (allowed: weights world, or no offload)",
+        ),
         ({"offload": {}}, "offload: all states lie there without it"),
         ({"offload": {"share": 0}}, "offload.share: Input should be greater than 0"),
         ({"offload": {"shares": 1}}, "unknown key 'offload.shares' (allowed: late, share, stride)"),

@@ -48,15 +48,16 @@ INNER: dict[int, dict[str, int]] = {
 }  # fmt: skip
 
 
-def placed(name: str, tier: str) -> Scheme:
-    """A named scheme with its optimizer's states in a tier."""
+def placed(name: str, tier: str, weights: str = "device") -> Scheme:
+    """A named scheme with its optimizer's states in a tier, and the weights in one."""
     scheme = Config().scheme(name)
-    return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
+    places = {"optim": at(scheme.optim, tier), "weights": at(scheme.weights, weights)}
+    return Scheme.parse({**scheme.model_dump(), **places}, "test")
 
 
 def folder_of(scheme: Scheme) -> str | None:
     """A new folder for what lies on disk; of this rank alone."""
-    return tempfile.mkdtemp() if scheme.optim_tier == "disk" else None
+    return tempfile.mkdtemp() if "disk" in scheme.tiers else None
 
 
 def adamw(module) -> torch.optim.Optimizer:
@@ -89,8 +90,10 @@ def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple
     return total, norm
 
 
-def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
-    return trained(placed(name, tier), ranks, accumulation, clip, dtype)
+def train(
+    tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str, weights: str = "device"
+):
+    return trained(placed(name, tier, weights), ranks, accumulation, clip, dtype)
 
 
 def trained(scheme: Scheme, ranks: int, accumulation: int, clip: float, dtype: str, spec=SPEC):
@@ -204,9 +207,11 @@ def test_units_may_lie_in_different_tiers() -> None:
     assert all(on_ranks(2, mixed))
 
 
-def beside(axes: dict[str, int], tier: str) -> tuple[list, dict[str, torch.Tensor]]:
+def beside(
+    axes: dict[str, int], tier: str, name: str = "zero1", weights: str = "device"
+) -> tuple[list, dict[str, torch.Tensor]]:
     """Losses, norms and this rank's weights, which another axis than data divides, too."""
-    scheme, topology = placed("zero1", tier), lowband.Topology({}, lowband.Axes(**axes))
+    scheme, topology = placed(name, tier, weights), lowband.Topology({}, lowband.Axes(**axes))
     options = {} if (folder := folder_of(scheme)) is None else {"disk": folder}
     schedule = {"schedule": "1f1b"} if "pipeline" in axes else {}
     with torch.device("meta"):

@@ -188,6 +188,27 @@ def test_a_late_update_hides_behind_the_passes() -> None:
     assert late.memory_bytes["weights@host"] == now.memory_bytes["weights"]
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_weights_with_a_tier_are_predicted_as_the_option(tier: TierName) -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    values = {"name": "zero3", "weights": f"world@{tier}", "grads": "world", "optim": "world"}
+    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    ours, theirs = (
+        predict(replace(plain, beyond=Beyond(weights=tier))),
+        predict(replace(plain, scheme=scheme)),
+    )
+    assert ours.time_s == theirs.time_s
+    numels = stage_numels(plain.model, plain.levels, plain.axes)
+    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
+    for kind in ("weights", "grads", "optim", f"weights@{tier}", "gathered"):
+        assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    assert (
+        counted["weights"] == 0
+        and record(replace(plain, scheme=scheme), theirs)["weights"] == f"world@{tier}"
+    )
+
+
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:
     small = job(Beyond("host"))
     tiers = {"host": small.machine.tier("host").model_copy(update={"capacity_gib": 100})}

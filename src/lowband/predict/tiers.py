@@ -11,8 +11,9 @@ of states that come to the device for their update stay there:
 An update that is late hides behind F + B: join(F + B, update) - F - B.
 
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
-backwards alike. What lies on a disk passes the host: both ways take as long as the slower one. Each lane is
-taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
+backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
+ways take as long as the slower one. Each lane is taken to hide behind the same computation as the collectives
+do, so the sum is an upper bound.
 """
 
 from collections.abc import Mapping
@@ -104,9 +105,10 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
     """The items of memory with those beyond the device under names of their own, such as `optim@host`."""
     if (beyond := job.placed) is None:
         return dict(items)
-    found = dict(items)
+    is_counted = job.scheme.offload is not None  # by unit (cost/memory.py)
+    found = {kind: size for kind, size in items.items() if is_counted or not kind.startswith("weights@")}
     copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
-    if beyond.optim is not None and job.scheme.offload is None:  # else cost/memory.py counts them by unit
+    if beyond.optim is not None and not is_counted:
         of_all = shard(job, place, job.scheme.optim)
         there = beyond.share * of_all
         here, returns = of_all - there, beyond.moved * of_all

@@ -87,7 +87,7 @@ class Workload:
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
         for tier in self.beyond.tiers if self.beyond else ():
             self.machine.tier(tier)
-        if self.stack.optimizer != "adamw" and (self.beyond or self.scheme.optim_tier != DEVICE):
+        if self.stack.optimizer != "adamw" and self.placed is not None:
             raise UserError(
                 f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
             )
@@ -176,11 +176,12 @@ class Workload:
     @cached_property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        tier = self.scheme.optim_tier
-        if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
+        if not self.scheme.tiers:
             return self.beyond
-        placed = replace(self.beyond or Beyond(), optim=tier)
-        if (offload := self.scheme.offload) is None:
+        given, of_scheme = self.beyond or Beyond(), self.scheme
+        optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
+        placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)
+        if (offload := of_scheme.offload) is None:
             return placed
         numels = stage_numels(self.model, self.levels, self.axes)  # the parts are of whole units
         places = list(zip(offload.of_units(numels), numels, strict=True))

@@ -20,7 +20,7 @@ from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -32,11 +32,12 @@ _MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 class Placement(Strict):
     """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
 
-    Behind it, after an @, the tier in which the optimizer's shards lie, if that is not the device.
+    Behind it, after an @, the tier in which the shards lie, if that is not the device: of the weights, and of
+    what the optimizer has.
     """
 
     name: str
-    weights: str = Field(description="level of the copy used for compute, in the compute dtype")
+    weights: str = Field(description="level of the copy used for compute; @host, @disk: its tier")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
@@ -46,7 +47,8 @@ class Placement(Strict):
     offload: Offload | None = Field(
         default=None, description="of states in another tier, which parts; none: all, updated on the host"
     )
-    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
+    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
+    _weights_tier: Tier = PrivateAttr(default=DEVICE)
 
 
 if TYPE_CHECKING:
@@ -68,17 +70,22 @@ class Scheme(_WithWires):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _with_tier(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
+    def _with_tiers(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
         """Take `world@host` apart."""
-        optim = values.get("optim") if isinstance(values, dict) else None
-        if not isinstance(optim, str) or "@" not in optim:
+        given = values if isinstance(values, dict) else {}
+        places = {key: given[key] for key in ("weights", "optim") if isinstance(given.get(key), str)}
+        placed = {key: apart(key, place) for key, place in places.items()}
+        if not placed:
             return handler(values)
-        level, _, tier = optim.partition("@")
-        if tier not in TIERS:
-            raise ValueError(f"optim: no tier '{tier}' (allowed: {', '.join(TIERS)})")
-        made = handler({**values, "optim": level})
-        made._optim_tier = tier
+        made = handler({**given, **{key: level for key, (level, _) in placed.items()}})
+        for key, (_, tier) in placed.items():
+            setattr(made, f"_{key}_tier", tier)
         return made
+
+    @property
+    def weights_tier(self) -> Tier:
+        """The tier of a rank's shards of the weights that it computes with."""
+        return self._weights_tier
 
     @property
     def optim_tier(self) -> Tier:
@@ -121,11 +128,19 @@ class Scheme(_WithWires):
             found.setdefault(scheme, []).append(numel)
         return list(found.items())
 
+    @property
+    def tiers(self) -> tuple[Named, ...]:
+        """Those that states lie in or pass, but the device: what is on a disk passes the host."""
+        lie = {self.optim_tier, self.weights_tier}
+        return tuple(tier for tier in TIERS if tier in lie or (tier == HOST and DISK in lie))
+
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the wires of exchanges that it has not, or without `sync` or `offload`, so that checksums
         stay."""
-        values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
+        values: dict[str, Any] = handler(self)
+        values["weights"] = at(self.weights, self.weights_tier)
+        values["optim"] = at(self.optim, self.optim_tier)
         absent = [row.name for row in STEP if row not in self.rows]
         absent += [key for key in ("sync", "offload") if getattr(self, key) is None]
         for key in absent:
@@ -201,6 +216,12 @@ class Scheme(_WithWires):
                 what = f"offload: optim {self.optim} lies on the device"
                 raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
             return
+        if self.offload is not None and self.weights_tier != DEVICE:
+            raise UserError(
+                f"offload beside weights {at(self.weights, self.weights_tier)}",
+                where=where,
+                allowed=f"weights {self.weights}, or no offload",
+            )
         if (
             self.offload is not None
             and self.optim_tier == DISK
@@ -279,7 +300,7 @@ class Scheme(_WithWires):
 
     @property
     def copies(self) -> tuple[Collective, ...]:
-        """The rows that move a rank's shards between tiers."""
+        """The rows that move the optimizer's shards between tiers."""
         return () if self.optim_tier == DEVICE else COPIES
 
     @property

@@ -40,7 +40,7 @@ class Lowband(Trainer):
         """
         self._names, self._split = list(model.state_dict()), model.split
         of_step: dict[str, Any] = {"collectives": spec.collectives}
-        if spec.scheme.optim_tier == DISK:
+        if DISK in spec.scheme.tiers:
             of_step["disk"] = disk
         if spec.recompute == "host":
             of_step["activations"] = HOST

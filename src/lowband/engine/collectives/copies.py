@@ -51,5 +51,5 @@ def settle(device: torch.device) -> None:
 
 
 def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Host memory that copies of a device's may read and fill."""
+    """Host memory that a device's copies may read and fill."""
     return torch.empty(numel, dtype=dtype, device=CPU, pin_memory=device.type == "cuda")

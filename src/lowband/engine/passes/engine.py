@@ -26,6 +26,7 @@ from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.leaves import Slot
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
+from lowband.engine.units.room import check_room
 from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
@@ -63,8 +64,12 @@ class Engine:
         if experts is not None:
             experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
-        alike = {"compute_dtype": str(options.compute_dtype), "reduce_dtype": str(options.reduce_dtype)}
-        alike |= {"collectives": options.pattern, "seed of initial values": seed}
+        alike = {
+            "compute_dtype": str(options.compute_dtype),
+            "reduce_dtype": str(options.reduce_dtype),
+            "collectives": options.pattern,
+            "seed of initial values": seed,
+        }
         check_same_sharding(module, scheme, placed, alike, axis.ranks[0], self._of_experts(module))
         first = next(module.parameters(), None)
         if first is None:
@@ -78,6 +83,7 @@ class Engine:
             experts.count_in(self.ledger)
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
+        self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
@@ -121,6 +127,13 @@ class Engine:
         """The ranks over which a unit is placed: those that have its parameters."""
         of_expert = is_of_expert(getattr(*slots[0][0]))
         return self.experts.alike if self.experts is not None and of_expert else self.axis
+
+    def _check_room(
+        self, units: Sequence[list[list[Slot]]], schemes: Sequence[Scheme], compute_dtype: torch.dtype
+    ) -> None:
+        whole = [[getattr(*places[0]) for places in slots] for slots in units]
+        levels = [self._axis_of(slots).levels for slots in units]
+        check_room([*zip(whole, schemes, levels, strict=True)], compute_dtype, self.device)
 
     def on_disk(self) -> list[tuple[OnDisk, list[nn.Parameter]]]:
         """Units' states that are elsewhere between steps, with their shards."""

@@ -14,7 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary, keeps_weights_copy
+from lowband.cost.memory import (
+    ADAM_MOMENT_BYTES,
+    MASTER_BYTES,
+    are_gathered,
+    keeps_secondary,
+    keeps_weights_copy,
+)
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.collectives.copies import CPU, fetch
 from lowband.engine.transport.call import Call
@@ -27,10 +33,18 @@ from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_partial, slice_of
 from lowband.engine.units.to_and_fro import HostStates, ToAndFro
+from lowband.engine.units.weights_beyond import WeightsBeyond
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
-from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+from lowband.spec.step import (
+    BACKWARD_FETCH,
+    BACKWARD_GATHER,
+    FORWARD_FETCH,
+    FORWARD_GATHER,
+    UPDATE_GATHER,
+    Collective,
+)
 from lowband.spec.tiers import DEVICE, DISK, HOST, at
 
 
@@ -39,7 +53,8 @@ class RankShards:
 
     master:         1D, fp32, over `optim`, in the optimizer's tier
     parameters:     the optimizer's, views into it
-    weights:        1D, in the compute dtype, over `weights`; None where `master` serves
+    weights:        1D, in the compute dtype, over `weights`; None where `master` serves, or `beyond`
+    beyond:         the same in another tier than the device; or None
     secondary:      1D, in the compute dtype, over the backward's level; None without one
     disk:           where `master` is but while it is used, a disk or host memory, or who updates it late; or
                     None
@@ -69,14 +84,20 @@ class RankShards:
         note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
         self.partial_ranges = self._partial_ranges(originals)
-        self.is_whole = not levels.hops(SELF, scheme.weights)
+        self.is_whole = not are_gathered(scheme, levels)
         self.weights: torch.Tensor | None = None
-        if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
+        self.beyond: WeightsBeyond | None = None
+        if scheme.weights_tier != DEVICE:
+            start, stop = self.range_of(scheme.weights)
+            self.beyond = WeightsBeyond(unit, stop - start, collectives)
+        elif keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
             self.weights = self._zeros("weights", scheme.weights, compute_dtype, device)
         self.secondary: torch.Tensor | None = None
         if keeps_secondary(scheme, levels):
             self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
+        if self.beyond is not None:
+            self.beyond.settle()
         self.disk: OnDisk | None = None
         if scheme.is_moved:
             self.disk = self._to_and_fro(unit)
@@ -150,8 +171,9 @@ class RankShards:
     def _take_values(self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial) -> None:
         """Copy this rank's part of the initial values into its shards."""
         shards = [(self.range_of(self._scheme.optim), self.master)]
-        if self.weights is not None:
-            shards.append((self.range_of(self._scheme.weights), self.weights))
+        copy = self.weights if self.beyond is None else self.beyond.values
+        if copy is not None:
+            shards.append((self.range_of(self._scheme.weights), copy))
         for original, name, place in zip(originals, names, self._layout.ranges(), strict=True):
             parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
             if all(a == b for (a, b), _, _ in parts):
@@ -167,45 +189,67 @@ class RankShards:
         inwards = self._collectives.inwards
         if from_secondary:
             return inwards(SELF, self._scheme.backward_level)
-        return [*(self.levels_of_refresh() if stale else []), *inwards(SELF, self._scheme.weights)]
+        hops = inwards(SELF, self._scheme.weights)
+        if stale:
+            return [*self.levels_of_refresh(), *hops, *(self.beyond.outwards if self.beyond else ())]
+        return [*(self.beyond.inwards if self.beyond else ()), *hops]
 
     def gather(
         self, call: Call, into: torch.Tensor, stale: bool, backward: bool, from_secondary: bool
     ) -> Work:
         """Fill `into`, the whole unit, 1D. stale: whether `master` has changed since the last time"""
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
         source, level = (self.secondary, self._scheme.backward_level) if from_secondary else (None, "")
+        if source is None and self.beyond is not None:
+            yield from self._gather_beyond(call, self.beyond, into, stale, row)
+            return
         if source is None:
             if stale:
                 yield from self.refresh(call)
             # Without a copy of the weights, the master shard itself is gathered.
             source = self.master if self.weights is None else self.weights
             level = self._scheme.weights
-        row = BACKWARD_GATHER if backward else FORWARD_GATHER
         yield from self._collectives.gather(call, source, into, SELF, level, row.name)
+
+    def _gather_beyond(
+        self, call: Call, beyond: WeightsBeyond, into: torch.Tensor, stale: bool, row: Collective
+    ) -> Work:
+        """The same where the shard is on the device for this gather alone."""
+        if stale:
+            start, stop = self.range_of(self._scheme.weights)
+            shard = call.hold(torch.empty(stop - start, dtype=into.dtype, device=into.device))
+            yield from self._renew(call, shard)
+        else:
+            shard = yield from beyond.fetch(call, BACKWARD_FETCH if row is BACKWARD_GATHER else FORWARD_FETCH)
+        yield from self._collectives.gather(call, shard, into, SELF, self._scheme.weights, row.name)
+        if stale:
+            yield from beyond.stash(call, shard)
+        call.release(shard)
 
     def levels_of_refresh(self) -> list[str]:
         """The levels of the hops that `refresh` makes, in order."""
         scheme = self._scheme
-        if self.weights is None:
+        if self.weights is None and self.beyond is None:
             return []
         fetched = [] if scheme.update_tier == DEVICE else [scheme.update_tier]
         return [*fetched, *self._collectives.inwards(scheme.weights, scheme.optim)]
 
     def refresh(self, call: Call) -> Work:
+        """Move the new weights to `weights`. [Note: stale]"""
+        if self.weights is not None:
+            yield from self._renew(call, self.weights)
+
+    def _renew(self, call: Call, weights: torch.Tensor) -> Work:
         """Fetch the master weights to the device and gather them from the optimizer's level to the weights'
-        level. [Note: stale]"""
-        if self.weights is None:
-            return
+        level."""
         scheme, collectives = self._scheme, self._collectives
         new = self.master if self.disk is None else self.disk.rounded
         is_fetched = scheme.update_tier != DEVICE
         if is_fetched:
-            new = yield from fetch(call, new, self.weights.dtype, collectives.device)
-        if new is self.weights:  # written where they are used
+            new = yield from fetch(call, new, weights.dtype, collectives.device)
+        if new is weights:  # written where they are used
             return
-        yield from collectives.gather(
-            call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
-        )
+        yield from collectives.gather(call, new, weights, scheme.weights, scheme.optim, UPDATE_GATHER.name)
         if is_fetched:
             call.release(new)
 
