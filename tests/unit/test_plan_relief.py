@@ -159,7 +159,7 @@ def test_options_of_software_say_so() -> None:
         ("zero1", Beyond("host"), {"megatron-lm", "deepspeed", "lowband"}),
         ("zero3", Beyond("host"), {"deepspeed", "lowband"}),
         ("ddp", Beyond("host"), {"lowband"}),
-        ("zero3", Beyond("host", "host"), {"deepspeed", "torchtitan"}),
+        ("zero3", Beyond("host", "host"), {"deepspeed", "lowband", "torchtitan"}),
         ("zero1", Beyond("host", share=0.5), {"lowband", "megatron-lm"}),
         ("zero3", Beyond("host", share=0.5), {"deepspeed", "lowband"}),
         ("zero3", Beyond("host", stride=2), {"lowband"}),

@@ -47,7 +47,7 @@ def _needed(units: Iterable[Placed], compute_bytes: int) -> int:
     needed = 0
     for parameters, scheme, levels in units:
         numel = UnitLayout.of([tuple(p.shape) for p in parameters], levels.world).numel
-        held = beyond_bytes([numel], scheme, levels, compute_bytes)
+        held = beyond_bytes([numel], scheme, levels, compute_bytes, dict.fromkeys(("weights", "buffers"), 0))
         masters = held.get(at("optim", HOST), 0) * MASTER_BYTES // (MASTER_BYTES + ADAM_MOMENT_BYTES)
         grads = held.get(at("grads", HOST), 0) if parameters[0].requires_grad else 0
         needed += masters + grads + held.get(at("weights", HOST), 0)
