@@ -21,7 +21,12 @@ from lowband.spec.tiers import DISK, HOST, Tier, at
 
 
 class States(Protocol):
-    """What keeps tensors while they have no memory: a file (engine.disk), or other memory."""
+    """What keeps tensors while they have no memory: a file (engine.disk), or other memory.
+
+    is_direct: whether it is a file that goes around the page cache
+    """
+
+    is_direct: bool
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep these values."""
@@ -96,6 +101,11 @@ class OnDisk:
 
     def frees_gradients(self) -> None:
         """Return when those of the last step may change."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its file goes around the page cache."""
+        return self._file.is_direct
 
     def wait(self) -> None:
         """Wait for what has begun. Raises its error; then everything is in memory, or on the disk, still."""

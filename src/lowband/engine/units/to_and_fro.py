@@ -17,6 +17,8 @@ from lowband.spec.tiers import DEVICE, HOST, Tier
 class HostStates:
     """Host memory for tensors of the device that have memory only while they are used."""
 
+    is_direct = False
+
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
 
