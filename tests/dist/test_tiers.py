@@ -48,25 +48,30 @@ INNER: dict[int, dict[str, int]] = {
 }  # fmt: skip
 
 
-def placed(name: str, tier: str) -> Scheme:
-    """A named scheme with its optimizer's states in a tier."""
+def placed(name: str, tier: str, weights: str = "device") -> Scheme:
+    """A named scheme with its optimizer's states in a tier, and the weights in one."""
     scheme = Config().scheme(name)
-    return Scheme.parse({**scheme.model_dump(), "optim": at(scheme.optim, tier)}, "test")
+    places = {"optim": at(scheme.optim, tier), "weights": at(scheme.weights, weights)}
+    return Scheme.parse({**scheme.model_dump(), **places}, "test")
 
 
 def folder_of(scheme: Scheme) -> str | None:
     """A new folder for what lies on disk; of this rank alone."""
-    return tempfile.mkdtemp() if scheme.optim_tier == "disk" else None
+    return tempfile.mkdtemp() if "disk" in scheme.tiers else None
 
 
 def adamw(module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
 
 
-def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    return sum(
-        value.nbytes for state in optimizer.state.values() for value in state.values() if value.ndim > 0
-    )
+def state_peaks(engine, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """The meter's, and what the optimizer keeps where its unit's states lie."""
+    held = dict(engine.meter.peak)
+    for unit in engine.units:
+        held[at("optim", unit.scheme.optim_tier)] += sum(
+            value.nbytes for shard in unit.shards for value in optimizer.state[shard].values() if value.ndim
+        )
+    return held
 
 
 def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple[float, float]:
@@ -85,10 +90,16 @@ def step(model, optimizer, number: int, accumulation: int, clip: float) -> tuple
     return total, norm
 
 
-def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str):
+def train(
+    tier: str, ranks: int, name: str, accumulation: int, clip: float, dtype: str, weights: str = "device"
+):
+    return trained(placed(name, tier, weights), ranks, accumulation, clip, dtype)
+
+
+def trained(scheme: Scheme, ranks: int, accumulation: int, clip: float, dtype: str, spec=SPEC):
     """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
-    topology, scheme = lowband.Topology(INNER[ranks]), placed(name, tier)
-    model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
+    topology = lowband.Topology(INNER[ranks])
+    model = lowband.shard(GPT(spec, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
     engine, optimizer = engine_of(model), adamw(model)
     assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())
     seen = []
@@ -96,9 +107,8 @@ def train(tier: str, ranks: int, name: str, accumulation: int, clip: float, dtyp
         engine.ledger.take()
         seen.append(step(model, optimizer, number, accumulation, clip))
     sent = {(one.level, one.collective, one.wire): one.bytes for one in engine.ledger.take()}
-    held = dict(engine.meter.peak)
-    held[at("optim", scheme.optim_tier)] += optimizer_bytes(optimizer)
-    of_scheme = unit_numels(SPEC, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
+    held = state_peaks(engine, optimizer)
+    of_scheme = unit_numels(spec, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
     states = state_bytes(*of_scheme, "gloo")
     closed = sent_bytes(*of_scheme, True), states
     return seen, (sent, {kind: held.get(kind, 0) for kind in states}), closed, lowband.full_state_dict(model)
@@ -197,9 +207,11 @@ def test_units_may_lie_in_different_tiers() -> None:
     assert all(on_ranks(2, mixed))
 
 
-def beside(axes: dict[str, int], tier: str) -> tuple[list, dict[str, torch.Tensor]]:
+def beside(
+    axes: dict[str, int], tier: str, name: str = "zero1", weights: str = "device"
+) -> tuple[list, dict[str, torch.Tensor]]:
     """Losses, norms and this rank's weights, which another axis than data divides, too."""
-    scheme, topology = placed("zero1", tier), lowband.Topology({}, lowband.Axes(**axes))
+    scheme, topology = placed(name, tier, weights), lowband.Topology({}, lowband.Axes(**axes))
     options = {} if (folder := folder_of(scheme)) is None else {"disk": folder}
     schedule = {"schedule": "1f1b"} if "pipeline" in axes else {}
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lowband.run.free_memory import V1, V2, free_memory
+from lowband.spec.free_memory import V1, V2, free_memory
 
 Memory = namedtuple("Memory", "available")
 GIB = 2**30

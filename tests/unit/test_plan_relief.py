@@ -159,10 +159,10 @@ def test_options_of_software_say_so() -> None:
         ("zero1", Beyond("host"), {"megatron-lm", "deepspeed", "lowband"}),
         ("zero3", Beyond("host"), {"deepspeed", "lowband"}),
         ("ddp", Beyond("host"), {"lowband"}),
-        ("zero3", Beyond("host", "host"), {"deepspeed", "torchtitan"}),
-        ("zero1", Beyond("host", share=0.5), {"megatron-lm"}),
-        ("zero3", Beyond("host", share=0.5), {"deepspeed"}),
-        ("zero3", Beyond("host", stride=2), set()),
+        ("zero3", Beyond("host", "host"), {"deepspeed", "lowband", "torchtitan"}),
+        ("zero1", Beyond("host", share=0.5), {"lowband", "megatron-lm"}),
+        ("zero3", Beyond("host", share=0.5), {"deepspeed", "lowband"}),
+        ("zero3", Beyond("host", stride=2), {"lowband"}),
     ],
 )
 def test_who_has_states_on_the_host(scheme: str, beyond: Beyond, names: set[str]) -> None:
@@ -191,3 +191,5 @@ def test_a_suite_has_the_host_and_not_some_layers(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("mine.yaml")]
     write(candidate("zero1", ONLY_DATA, beyond=Beyond("host")), "mine", config)
     assert Config(tmp_path).scheme("mine").model_dump()["optim"] == "world@host"
+    write(candidate("zero1", ONLY_DATA, beyond=Beyond("host", share=0.5, stride=2)), "parts", config)
+    assert Config(tmp_path).scheme("parts").model_dump()["offload"] == {"share": 0.5, "stride": 2}

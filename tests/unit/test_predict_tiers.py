@@ -154,6 +154,61 @@ def test_a_scheme_with_a_tier_is_predicted_as_the_option(tier: TierName) -> None
     assert half.memory_bytes["optim"] == pytest.approx(counted[f"optim@{tier}"] / 2, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("offload", "share", "moved"),
+    [({"share": 0.5}, 0.5, 0), ({"stride": 3}, 1, 1 / 3), ({"share": 0.3, "stride": 1}, 0.3, 0.3)],
+)
+def test_parts_of_a_scheme_are_predicted_as_the_option(
+    offload: dict[str, float], share: float, moved: float
+) -> None:
+    """But of whole units: of these 25 blocks and the root a few hundredths more or less."""
+    plain = job(cluster="dgx-h100", ranks=8)
+    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}
+    by_scheme = replace(plain, scheme=Scheme.parse({**values, "offload": offload}, "test"))
+    placed = by_scheme.placed
+    assert placed is not None and share <= placed.share < share + 0.05
+    assert placed.moved == pytest.approx(moved, abs=0.05)
+    by_option = replace(plain, beyond=placed)
+    ours, theirs = predict(by_option), predict(by_scheme)
+    assert ours.time_s == theirs.time_s
+    assert ours.memory_bytes["buffers"] >= theirs.memory_bytes["buffers"]  # of the largest units
+    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
+        assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9), kind
+
+
+def test_a_late_update_hides_behind_the_passes() -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}
+    now, late = (
+        predict(replace(plain, scheme=Scheme.parse({**values, **more}, "test")))
+        for more in ({}, {"offload": {"late": True}})
+    )
+    assert 0 <= late.time_s.get("host_update", 0) < now.time_s["host_update"]
+    assert late.memory_bytes["grads@host"] == 2 * now.memory_bytes["grads@host"]
+    assert late.memory_bytes["weights@host"] == now.memory_bytes["weights"]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_weights_with_a_tier_are_predicted_as_the_option(tier: TierName) -> None:
+    plain = job(cluster="dgx-h100", ranks=8)
+    values = {"name": "zero3", "weights": f"world@{tier}", "grads": "world", "optim": "world"}
+    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    ours, theirs = (
+        predict(replace(plain, beyond=Beyond(weights=tier))),
+        predict(replace(plain, scheme=scheme)),
+    )
+    assert ours.time_s == theirs.time_s
+    numels = stage_numels(plain.model, plain.levels, plain.axes)
+    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
+    for kind in ("weights", "grads", "optim", f"weights@{tier}", "gathered"):
+        assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    assert (
+        counted["weights"] == 0
+        and record(replace(plain, scheme=scheme), theirs)["weights"] == f"world@{tier}"
+    )
+
+
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:
     small = job(Beyond("host"))
     tiers = {"host": small.machine.tier("host").model_copy(update={"capacity_gib": 100})}
@@ -172,7 +227,7 @@ def test_a_full_host_does_not_fit_though_the_device_does() -> None:
         (["grads@host"], {}, "no place 'grads@host'"),
         (["optim@tape"], {}, "no place 'optim@tape'"),
         (["optim@host"], {"share": 0}, "share 0"),
-        (["optim@host"], {"stride": 1}, "stride 1"),
+        (["optim@host"], {"stride": -1}, "stride -1"),
         (["optim@disk"], {}, "tier 'disk' has no rates"),
     ],
 )
@@ -245,7 +300,10 @@ JOB = ["--cluster", "polaris", "--model", "gpt-10b", "--gpus", "4", "--root", st
     [
         (["predict", "--scheme", "zero3", "--tier-stride", "2"], "are of --tiers"),
         (["predict", "--scheme", "zero3", "--tiers", "optim@host", "--tier-share", "2"], "share 2"),
-        (["plan", "--tiers", "optim@host", "--write", "mine"], "--tiers is without --write"),
+        (
+            ["plan", "--tiers", "optim@host", "--write", "mine", "--software", "deepspeed"],
+            "--tiers is without --write",
+        ),
         (["plan", "--tiers", "optim@host", "--largest"], "--tiers is without --largest"),
         (["plan", "--largest", "--tp", "2"], "--largest is without --tp"),
         (["plan", "--largest", "--micro-batch", "1", "2"], "--largest takes one --micro-batch"),

@@ -28,6 +28,11 @@ def on(tier: str, **changes: Any) -> dict[str, Any]:
     return {**SMOKE.model_dump(), **plain, "scheme": Scheme.parse(scheme, "test"), **changes}
 
 
+def weights_on(tier: str) -> Scheme:
+    scheme = {"weights": f"world@{tier}", "grads": "world", "optim": "world", "name": "offloaded"}
+    return Scheme.parse(scheme, "test")
+
+
 PLACES = {"host": "in this node's memory", "disk": "on this node's disk"}
 Memory, Space = namedtuple("Memory", "available"), namedtuple("Space", "free")
 
@@ -51,6 +56,22 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, sho
     if short == tier:  # and the gradients, in the host's memory
         assert ADAM * parameters <= int(found[1].replace(",", "")) < 2 * ADAM * parameters
     assert [each.name for each in tmp_path.iterdir()] == ["spec.json"]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_no_room_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
+    free = {"host": 10**9, "disk": 10**9, tier: 10**5}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free["host"]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Space(free["disk"]))
+    path = tmp_path / "spec.json"
+    spec = RunSpec.parse(on(tier, scheme=weights_on(tier)), "test")
+    path.write_text(spec.to_json())
+    with pytest.raises(UserError) as caught:
+        train(path)
+    needed = spec.ranks * held_bytes(spec, "gloo")[f"weights@{tier}"]
+    assert str(caught.value).startswith(
+        f"scheme 'offloaded': {needed:,} bytes of states {PLACES[tier]}, where 100,000 are free"
+    )
 
 
 def test_no_room_for_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +119,7 @@ def test_a_tier_without_a_rate() -> None:
         with pytest.raises(UserError, match=rf"tier '{missing}' has no rates") as caught:
             RunSpec.parse(on(tier, machine=machine), "a file")
         assert "\n" not in str(caught.value) and machine.name in str(caught.value)
+    with pytest.raises(UserError, match="tier 'host' has no rates"):
+        RunSpec.parse(on("host", machine=alps, scheme=weights_on("host")), "a file")
+    with pytest.raises(UserError, match="states on a disk: neither on device fake nor in stages"):
+        RunSpec.parse(on("host", device="fake", scheme=weights_on("disk")), "a file")

@@ -221,6 +221,8 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
 
     beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
     elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
+    if beyond is not None and elsewhere == ["--write"] and (not options.software or OURS in options.software):
+        elsewhere = []  # a scheme says where states lie
     for option, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
         if is_asked and elsewhere:
             raise UserError(f"--{option} is without {elsewhere[0]}")

@@ -12,7 +12,8 @@ A reduction starts with the bucket's whole gradient. At a hop among n partners
                and cast to the reduce dtype
 
 Of a tier, a fetch holds this rank's shard of the weights on the device while it is gathered; a stash the
-gradients. In host memory: cost/memory.py.
+gradients. So does what `update_gather` makes of weights that lie beyond the device. In host memory:
+cost/memory.py.
 
 A swap holds what it sends and what it receives, and what is encoded besides. A gather on an encoded wire
 holds its own message and all it receives; on a plain wire it has no buffer.
@@ -29,7 +30,8 @@ from lowband.spec.buckets import buckets
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import pieces
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import UPDATE_GATHER, Collective, Pattern, pattern_of
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER, Collective, Pattern, pattern_of
+from lowband.spec.tiers import DEVICE
 from lowband.spec.wire import DTYPE_BYTES, Wire, is_plain, message_bytes
 
 SUM_BYTES = 4  # sums of decoded values are fp32
@@ -46,11 +48,16 @@ def buffer_bytes(
 ) -> int:
     """Peak bytes per rank, excluding the temporaries of encoding and decoding one piece.
 
-    unit_numels: elements per unit, padding included, the root's first
+    unit_numels: elements per unit, padding included, the root's first; of units whose states are all in one
+                 place
     backend:     torch.distributed's backend
     pattern:     how collectives run
     """
     peak = 0
+    is_stashed = scheme.update_tier != DEVICE
+    fetched = [FORWARD_GATHER, UPDATE_GATHER]
+    if not levels.hops(scheme.backward_level, scheme.weights):  # else from the secondary shard
+        fetched.append(BACKWARD_GATHER)
     bucket_numels = [sum(each) for each in by_bucket(unit_numels, scheme, levels, reduce_dtype)]
     for row in scheme.rows:
         dtype = row.dtype(compute_dtype, reduce_dtype)
@@ -61,10 +68,12 @@ def buffer_bytes(
                 continue
             gathered = unit.gather(row, dtype) if row.kind == "gather" else unit.reduce(row, dtype)
             back = unit.gather_back(row, dtype) if row.kind == "all_reduce" else 0
-            if scheme.copies and row is UPDATE_GATHER:
+            if is_stashed and row is UPDATE_GATHER:
                 gathered += DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.optim)
+            if scheme.weights_tier != DEVICE and row in fetched:
+                gathered += DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights)
             peak = max(peak, gathered, back)
-    if scheme.copies:
+    if is_stashed:
         peak = max(peak, SUM_BYTES * max(bucket_numels) // levels.size(scheme.optim))
     return peak
 

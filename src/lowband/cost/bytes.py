@@ -4,7 +4,9 @@ A hop joins n partners. In a gather each partner sends n - 1 times its buffer fr
 reduce-scatter it sends n - 1 of the n parts of its buffer. A collective over several levels is a chain of
 hops whose buffers shrink outwards by n at each level. On a quantized wire a message is codes and scales,
 rounded up to 16 bytes. A swap is one message. A copy between tiers is the rank's own shard, once a step,
-whatever the accumulation: its level is the tier. A disk's is of all states, from it and back, with Adam.
+whatever the accumulation: its level is the tier. A disk's is of all states, from it and back, with Adam, and
+so is that of units which are updated on the device. Of weights beyond the device it is the shard before each
+gather but those of new weights, which are stashed.
 
 A flat ring over n ranks sends as much as all hops together: n - 1 times the smallest shard. A rank sends it
 all to its successor, so the level depends on the rank. With n1 partners inside, then n2, ..., the part of the
@@ -24,7 +26,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES
+from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary
 from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
@@ -33,8 +35,11 @@ from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import (
     BACKWARD_GATHER,
+    FORWARD_FETCH,
     FORWARD_GATHER,
     NORM_GATHER,
+    WEIGHTS_COPIES,
+    WEIGHTS_STASH,
     Collective,
     Kind,
     Order,
@@ -43,7 +48,7 @@ from lowband.spec.step import (
     pattern_of,
 )
 from lowband.spec.tensor import cut_shape, gpt_plan
-from lowband.spec.tiers import DISK, HOST
+from lowband.spec.tiers import DEVICE, DISK, HOST
 from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -161,11 +166,15 @@ def sent_bytes(
             if gathers and row in (FORWARD_GATHER, BACKWARD_GATHER):
                 often = gathers[unit][row is BACKWARD_GATHER]
             add(row.name, row.kind, found[0].wire, by_hop, often)
-    for row in scheme.copies:
-        shards = sum(units) // levels.size(scheme.optim)
-        counts[HOST, row.name, "native"] += shards * DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
-        if scheme.optim_tier == DISK:
-            counts[DISK, row.name, "native"] += shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+    for tier, name, sent in _of_optimizer(units, scheme, levels, compute_dtype, reduce_dtype):
+        counts[tier, name, "native"] += sent
+    for row in WEIGHTS_COPIES if scheme.weights_tier != DEVICE else ():
+        for unit, numel in enumerate(units):
+            shard = DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights)
+            passed = gathers[unit] if gathers else (passes(accumulation, order),) * 2
+            for tier in (HOST, DISK)[: 1 + (scheme.weights_tier == DISK)]:
+                if often := _copied(row, unit == 0, scheme, levels, passed):
+                    counts[tier, row.name, "native"] += shard * often
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, scheme.level("replica"))):
@@ -173,6 +182,28 @@ def sent_bytes(
             held *= hop.count
         add(NORM_GATHER, "gather", "native", by_hop, 1)
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
+
+
+def _copied(row: Collective, is_root: bool, scheme: Scheme, levels: Levels, passed: tuple[int, int]) -> int:
+    """How often a step copies a unit's weights by a row. passed: how often it gathers it forward, backward"""
+    if row is WEIGHTS_STASH:
+        return 1
+    if row is FORWARD_FETCH:
+        return passed[0] - 1
+    return 0 if is_root or keeps_secondary(scheme, levels) else passed[1]
+
+
+def _of_optimizer(
+    units: Sequence[int], scheme: Scheme, levels: Levels, compute_dtype: str, reduce_dtype: str
+) -> Iterator[tuple[str, str, int]]:
+    """Tier, row and bytes of what the optimizer's states send to and fro in a step."""
+    for placed, numels in scheme.parts(units) if scheme.copies else ():
+        shards = sum(numels) // levels.size(scheme.optim)
+        for row in placed.copies:
+            if not placed.is_moved:
+                yield HOST, row.name, shards * DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
+            if placed.is_moved or placed.optim_tier == DISK:
+                yield placed.optim_tier, row.name, shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
 
 
 def times(row: Collective, scheme: Scheme, accumulation: int, order: Order) -> int | Fraction:

@@ -12,25 +12,31 @@
     buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
                               which one is updated while the other is read or written
     weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
+               Of units that are updated on the device gradients stay on it, and so do, beside their copies of
+               the weights, b_c N / |optim| new ones where these are over another level than weights. Their
+               states are in its buffers as those of a disk are in the host's. Late updates hold gradients of
+               two steps, and new weights in the compute dtype, too
+    weights@host, weights@disk    b_c N / |weights|, in place of `weights`; of a disk there is a unit's shard
+                              in `buffers@host` while it is read or written
     anchor     4 N / |replica|       with sync, but for one partner at a time: the weights agreed on last
     outer      4 N / |world|         with sync: the outer optimizer's momentum, if it has one
     in_flight  4 N / |replica|       with a delayed sync: what is sent, then the update, while it is on its
                                      way; of the fragments that are on their way at once. Buffers count what
                                      is being sent once more
     gathered   b_c (root + the two largest blocks): unit in use, unit being gathered, and the root, which
-               stays; 0 where the weights are not sharded
+               stays; 0 where the weights are not sharded, and on the device
     buffers    gradients in flight and collectives' send and receive buffers: see cost/buffers.py
     sums       4 (root + the largest block), breadth-first and with accumulation: gradients of the unit in use
                and of the root, summed over micro-batches before they are reduced
     start      of a module that is initialised on the meta device: the larger of the largest parameter in fp32
-               and, where the weights are sharded, the largest unit in the compute dtype; only at the start
+               and, where units are gathered, the largest one in the compute dtype; only at the start
 
 N: elements of a unit, padding included; b_c, b_r: bytes of the compute and the reduce dtype; |level|: ranks
 in one group of the level. Source: ZeRO's budget of 16 bytes per parameter (arXiv 1910.02054, section 3), with
 each state sharded over its own level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -51,16 +57,20 @@ ADAM_MOMENT_BYTES = 8
 MOMENT_BYTES = {"adamw": ADAM_MOMENT_BYTES, "adamw8bit": 2 * (1 + 4 / 256), "muon": 4}
 
 
+def are_gathered(scheme: Scheme, levels: Levels) -> bool:
+    """Whether a unit's weights are gathered for each use: from other ranks, or from another tier."""
+    return bool(levels.hops(SELF, scheme.weights)) or scheme.weights_tier != DEVICE
+
+
 def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -> bool:
     """Whether a copy of the weights in the compute dtype is kept beside the fp32 master shard.
 
     Not if weights and optimizer shards coincide and either their dtypes do too (the master is the weights) or
     the weights are gathered anyway (the master is cast as it enters the gather).
     """
-    if levels.hops(scheme.weights, scheme.optim) or scheme.optim_tier != DEVICE:
+    if levels.hops(scheme.weights, scheme.optim) or scheme.tiers:
         return True
-    is_sharded = bool(levels.hops(SELF, scheme.weights))
-    return not (computes_in_fp32 or is_sharded)
+    return not (computes_in_fp32 or are_gathered(scheme, levels))
 
 
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
@@ -97,28 +107,37 @@ def state_bytes(
     """
     numel = sum(unit_numels)
     b_c = DTYPE_BYTES[compute_dtype]
-    copy = keeps_weights_copy(scheme, levels, compute_dtype == "fp32")
     secondary = 0
     if keeps_secondary(scheme, levels) and scheme.secondary is not None:
         secondary = b_c * numel // levels.size(scheme.secondary)
     blocks = sorted(unit_numels[1:])
-    is_gathered = bool(levels.hops(SELF, scheme.weights))
+    is_gathered = are_gathered(scheme, levels)
     keeps_grads = passes(accumulation, order) > 1
     is_reduced = fused_adamw and averages_exactly(levels.world)
     grad_bytes = DTYPE_BYTES[reduce_dtype] if is_reduced else summed_bytes
-    at_optim = grad_bytes * numel // levels.size(scheme.optim)
     at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
-    optim = (MASTER_BYTES + ADAM_MOMENT_BYTES) * numel // levels.size(scheme.optim)
-    on_device = scheme.optim_tier == DEVICE
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
+    of_messages = levels, compute_dtype, reduce_dtype, backend, pattern
+    of_parts: dict[str, int] = {}  # of units whose states are in one place
+    for placed, numels in scheme.parts(unit_numels):
+        is_kept = keeps_weights_copy(placed, levels, compute_dtype == "fp32")
+        here = {
+            "weights": b_c * sum(numels) // levels.size(scheme.weights) if is_kept else 0,
+            "grads": grad_bytes * sum(numels) // levels.size(scheme.optim),
+            "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * sum(numels) // levels.size(scheme.optim),
+            "buffers": buffer_bytes(numels, placed, *of_messages),
+        }
+        for kind, held in beyond_bytes(numels, placed, levels, b_c, here).items():
+            most = max if kind.startswith("buffers") else int.__add__
+            of_parts[kind] = most(of_parts.get(kind, 0), held)
     return {
-        "weights": b_c * numel // levels.size(scheme.weights) if copy else 0,
+        "weights": of_parts.pop("weights"),
         "secondary": secondary,
-        "grads": max(at_grads, at_optim if on_device else 0),
-        "optim": optim if on_device else 0,
+        "grads": max(at_grads, of_parts.pop("grads")),
+        "optim": of_parts.pop("optim"),
         "gathered": b_c * (unit_numels[0] + sum(blocks[-2:])) if is_gathered else 0,
-        "buffers": buffer_bytes(unit_numels, scheme, levels, compute_dtype, reduce_dtype, backend, pattern),
-        **({} if on_device else beyond_bytes(unit_numels, scheme, levels, b_c)),
+        "buffers": of_parts.pop("buffers"),
+        **of_parts,
         **({"sums": summed_bytes * summed} if summed else {}),
         **replica_bytes(numel, levels.size(scheme.level("replica")), levels.world, scheme.sync),
         **in_flight_bytes(unit_numels, levels.size(scheme.level("replica")), scheme.sync),
@@ -126,16 +145,40 @@ def state_bytes(
 
 
 def beyond_bytes(
-    unit_numels: Sequence[int], scheme: Scheme, levels: Levels, compute_bytes: int
+    unit_numels: Sequence[int],
+    scheme: Scheme,
+    levels: Levels,
+    compute_bytes: int,
+    device: Mapping[str, int],
 ) -> dict[str, int]:
-    """What lies in other tiers than the device, by kind. compute_bytes: of the compute dtype"""
-    tier, ranks, state = scheme.optim_tier, levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
-    numel, most = sum(unit_numels), compute_bytes * max(unit_numels)
-    held = {at("optim", tier): state * numel // ranks, at("grads", HOST): GRAD_BYTES * numel // ranks}
-    if tier == DISK:
-        held[at("weights", HOST)] = compute_bytes * numel // ranks
-        most = max(most, state * max(map(sum, pairwise([*unit_numels, 0]))))
-    return {**held, at("buffers", HOST): most // ranks}
+    """What units hold whose states are all in one place, by kind, on the device and in other tiers.
+
+    compute_bytes: of the compute dtype
+    device: were all on the device
+    """
+    ranks, state = levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
+    held, numel, buffers = dict(device), sum(unit_numels), 0
+    two = state * max(map(sum, pairwise([*unit_numels, 0]))) // ranks  # units, one of which comes or goes
+    if (tier := scheme.optim_tier) != DEVICE:
+        held |= {"optim": 0, at("optim", tier): state * numel // ranks, at("grads", HOST): 0}
+        held[at("buffers", HOST)] = 0
+    if scheme.is_moved:
+        held["weights"] += compute_bytes * numel // ranks if levels.hops(scheme.weights, scheme.optim) else 0
+        held["buffers"] = max(device["buffers"], two)
+    elif tier != DEVICE:
+        steps = 2 if scheme.is_late else 1  # whose gradients are there at once
+        held |= {"grads": 0, at("grads", HOST): steps * GRAD_BYTES * numel // ranks}
+        buffers = compute_bytes * max(unit_numels) // ranks
+        if tier == DISK or scheme.is_late:
+            held[at("weights", HOST)] = compute_bytes * numel // ranks
+        if tier == DISK:
+            buffers = max(buffers, two)
+    if (tier := scheme.weights_tier) != DEVICE:
+        ranks, kind = levels.size(scheme.weights), at("weights", tier)
+        held |= {"weights": 0, kind: held.get(kind, 0) + compute_bytes * numel // ranks}
+        if tier == DISK:
+            buffers = max(buffers, compute_bytes * max(unit_numels) // ranks)
+    return {**held, at("buffers", HOST): buffers} if buffers else held
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:
@@ -180,6 +223,6 @@ def start_bytes(
         for (a, b), whole in zip(layout.ranges(), map(prod, wholes), strict=True):
             if rank is None or any(max(a, start) < min(b, stop) for start, stop in held):
                 peak = max(peak, MASTER_BYTES * (whole + (b - a if b - a < whole else 0)))
-        if levels.hops(SELF, scheme.weights):
+        if are_gathered(scheme, levels):
             peak = max(peak, DTYPE_BYTES[compute_dtype] * layout.numel)
     return peak

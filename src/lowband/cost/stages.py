@@ -20,10 +20,10 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from lowband.cost.bytes import expert_numels, experts_apart, sent_bytes
-from lowband.cost.memory import GRAD_BYTES, state_bytes
+from lowband.cost.memory import GRAD_BYTES, are_gathered, state_bytes
 from lowband.cost.numbers import Num
 from lowband.spec.activations import STAGE_GRAD, STAGE_OUTPUT, TIED_REDUCE
-from lowband.spec.mesh import SELF, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
@@ -148,7 +148,7 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
 
 def stages_states(spec: RunSpec) -> dict[str, int]:
     """Peak bytes of each state, on the rank that holds most of it; without those of collectives' buffers."""
-    gathers = bool(spec.levels.hops(SELF, spec.scheme.weights))
+    gathers = are_gathered(spec.scheme, spec.levels)
     of_places = [
         {
             **_lasting(spec, part),

@@ -16,7 +16,8 @@ node can, in equal parts.
 Adam's update reads weights, gradients and both moments, and writes all but gradients: 28 bytes a parameter
 in fp32, at the rate U of the host's memory that its cores reach. Of the share r of parameters whose states
 lie beyond the device (Twin-Flow) every k-th subgroup may be updated on the device (Deep Optimizer States,
-arXiv 2410.21316), for which 12 bytes come and 12 go through the same memory. Of n parameters of a rank
+arXiv 2410.21316), for which 12 bytes come and 12 go through the same memory; its gradients and new weights
+stay there. Of n parameters of a rank
 
     r n max((28 (1 - 1/k) + 24 / k) / U, 12 / (k F))
 
@@ -89,19 +90,19 @@ class Beyond:
     optim:   master weights and moments, with the gradients of their update; the update runs on the host
     weights: the copy used for compute
     share:   of the parameters, those whose optimizer states lie there
-    stride:  every how-many-th of their subgroups is updated on the device; 0: none
+    stride:  every how-many-th of their subgroups is updated on the device, in the mean; 0: none
     """
 
     optim: TierName | None = None
     weights: TierName | None = None
     share: float = 1.0
-    stride: int = 0
+    stride: float = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise UserError(f"share {self.share}", allowed="more than 0, at most 1")
-        if self.stride < 0 or self.stride == 1:
-            raise UserError(f"stride {self.stride}", allowed="0, or 2 or more")
+        if self.stride < 0 or 0 < self.stride < 1:
+            raise UserError(f"stride {self.stride}", allowed="0, or 1 or more")
 
     @staticmethod
     def of(places: Sequence[str], share: float = 1.0, stride: int = 0) -> "Beyond | None":
@@ -120,13 +121,18 @@ class Beyond:
         return Beyond(found.get("optim"), found.get("weights"), share, stride)
 
     @property
+    def moved(self) -> float:
+        """Of the parameters, those whose states lie there and come to the device for their update."""
+        return self.share / self.stride if self.stride else 0.0
+
+    @property
     def tiers(self) -> list[TierName]:
         """Those that something lies in or passes, the host's memory first."""
         used = {tier for tier in (self.optim, self.weights) if tier is not None}
         return [tier for tier in get_args(TierName) if tier in used or (tier == "host" and used)]
 
 
-def update_s(parameters: Num, rates: Rates, stride: int = 0) -> Num:
+def update_s(parameters: Num, rates: Rates, stride: float = 0) -> Num:
     """Seconds in which a rank's parameters beyond the device are updated; rates: of the host's memory."""
     on_device = 1 / stride if stride else 0.0
     memory = (UPDATE_BYTES * (1 - on_device) + 2 * MOVED_BYTES * on_device) / rates.update

@@ -69,14 +69,15 @@ def shard(
                    torch.distributed uses NCCL or RCCL, else the CPU
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
                    joined: one exchange between all ranks, for a machine whose links are all equal
-    disk:          folder for states that the scheme places there (`optim: world@disk`), of this job alone
+    disk:          folder for states that the scheme places there (`optim: world@disk`, also of `weights`), of
+                   this job alone
     activations:   host: what units' forwards keep for the backward waits in host memory; device
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
     `optimizer.step()` that completes a period exchanges weights between replicas.
     Raises UserError for a scheme that does not fit the levels, and, on every rank, if ranks differ in scheme,
-    dtypes, shapes, units or initial weights.
+    dtypes, shapes, units or initial weights, or if what lies in host memory has no room on one.
     """
     if hasattr(module, "_lowband"):
         raise UserError("the module is already sharded", where=type(module).__name__)
@@ -156,7 +157,10 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
-    norm, grads = grad_norm(engine_of(module))
+    engine = engine_of(module)
+    norm, grads = grad_norm(engine)
+    for disk, _ in engine.on_disk():
+        disk.frees_gradients()
     # Scale unconditionally, which avoids a device sync: a factor of 1 changes nothing.
     factor = factor_of(norm, max_norm)
     for device, held in grads.items():

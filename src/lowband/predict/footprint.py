@@ -12,14 +12,20 @@ from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
 from lowband.cost.lora import of_frozen
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, MOMENT_BYTES, state_bytes
+from lowband.cost.memory import (
+    ADAM_MOMENT_BYTES,
+    MASTER_BYTES,
+    MOMENT_BYTES,
+    are_gathered,
+    state_bytes,
+)
 from lowband.cost.numbers import Num, stacked
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.activations import KEPT_KIND
 from lowband.spec.axes import Ways
-from lowband.spec.mesh import SELF, Levels
+from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
@@ -239,6 +245,6 @@ def _start_bytes(
     gathered = [
         numel * DTYPE_BYTES[compute_dtype]
         for numel, of in ((unit, levels), (of_experts, alike))
-        if of.hops(SELF, scheme.weights)
+        if are_gathered(scheme, of)
     ]
     return max(MASTER_BYTES * largest, MASTER_BYTES * (whole + whole / axes.expert), *gathered, 0)

@@ -1,15 +1,19 @@
 """Seconds and bytes of what lies beyond the device: in the host's memory, or on a disk (cost/tiers.py).
 
 In a step the gradients of the optimizer's shard go to the host behind the last backward, the host updates
-while the device waits, and new weights come back behind the next forward, each on a lane of its own:
+while the device waits, and new weights come back behind the next forward, each on a lane of its own; those
+of states that come to the device for their update stay there:
 
     stash     join(B, s) - B     s: gradients in the reduce dtype, B: the step's backwards
     update    what the host takes; on a disk join(update, 12 bytes a parameter read, 12 written)
     fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
 
+An update that is late hides behind F + B: join(F + B, update) - F - B.
+
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
-backwards alike. What lies on a disk passes the host: both ways take as long as the slower one. Each lane is
-taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
+backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
+ways take as long as the slower one. Each lane is taken to hide behind the same computation as the collectives
+do, so the sum is an upper bound.
 """
 
 from collections.abc import Mapping
@@ -56,11 +60,14 @@ def tier_waits(
     update: Num = 0.0
     on_device = 1.0
     if beyond.optim is not None:
-        own = beyond.share * shard(job, place, job.scheme.optim)
-        down = own * DTYPE_BYTES[job.stack.reduce_dtype] / (GIGA * host.stash)
-        up = own * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
+        of_all = shard(job, place, job.scheme.optim)
+        own, by_host = beyond.share * of_all, (beyond.share - beyond.moved) * of_all
+        down = by_host * DTYPE_BYTES[job.stack.reduce_dtype] / (GIGA * host.stash)
+        up = by_host * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
         update = update_s(own, host, beyond.stride)
-        on_device = 1 - beyond.share + (beyond.share / beyond.stride if beyond.stride else 0.0)
+        on_device = 1 - beyond.share + beyond.moved
+        if job.scheme.is_late:
+            update = join(forwards_s + backwards_s, update, overlap) - forwards_s - backwards_s
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
             update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
@@ -98,17 +105,21 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
     """The items of memory with those beyond the device under names of their own, such as `optim@host`."""
     if (beyond := job.placed) is None:
         return dict(items)
-    found = dict(items)
+    is_counted = job.scheme.offload is not None  # by unit (cost/memory.py)
+    found = {kind: size for kind, size in items.items() if is_counted or not kind.startswith("weights@")}
     copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
-    if beyond.optim is not None:
+    if beyond.optim is not None and not is_counted:
         of_all = shard(job, place, job.scheme.optim)
         there = beyond.share * of_all
-        here = of_all - there
+        here, returns = of_all - there, beyond.moved * of_all
         found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        found["grads"] = np.where(job.keeps_grads, items["grads"], here * GRAD_BYTES)
-        found["weights"] = np.maximum(items["weights"], copy)  # no master on the device stands in for it
+        found["grads"] = np.where(job.keeps_grads, items["grads"], (here + returns) * GRAD_BYTES)
+        found["weights"] = np.maximum(items["weights"], beyond.share * copy)  # no master stands in for it
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        found["grads@host"] = there * GRAD_BYTES
+        if returns:
+            two = 2 * max(place.numels) / job.levels.size(job.scheme.optim)
+            found["buffers"] = np.maximum(items["buffers"], two * (MASTER_BYTES + ADAM_MOMENT_BYTES))
+        found["grads@host"] = (there - returns) * GRAD_BYTES
         if beyond.optim == "disk":  # new weights, until they are fetched
             found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
     if beyond.weights is not None:

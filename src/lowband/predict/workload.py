@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowband.cost.activations import Recompute
+from lowband.cost.bytes import stage_numels
 from lowband.cost.experts import groups_of
 from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
@@ -86,10 +87,11 @@ class Workload:
             raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
         for tier in self.beyond.tiers if self.beyond else ():
             self.machine.tier(tier)
-        if self.stack.optimizer != "adamw" and (self.beyond or self.scheme.optim_tier != DEVICE):
+        if self.stack.optimizer != "adamw" and self.placed is not None:
             raise UserError(
                 f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
             )
+        self._check_offload()
         self._check_stages()
         self._check_adapters()
         self._check_kept()
@@ -105,6 +107,16 @@ class Workload:
         except UserError as error:
             where = f"{error.where} on machine '{self.machine.name}'"
             raise UserError(error.what, where=where, allowed=error.allowed) from None
+
+    def _check_offload(self) -> None:
+        if self.scheme.offload is None:
+            return
+        where = f"scheme '{self.scheme.name}'"
+        if self.beyond is not None and self.beyond.optim is not None:
+            raise UserError("offload beside --tiers optim", where=where, allowed="one of them")
+        if self.axes.stages > 1 or self.axes.expert > 1:
+            what = "offload in stages of a pipeline or with ranks along experts is not predicted"
+            raise UserError(what, where=where, allowed="no offload")
 
     def _check_stages(self) -> None:
         if self.model.dense_layers and self.axes.is_uneven:
@@ -164,10 +176,18 @@ class Workload:
     @cached_property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        tier = self.scheme.optim_tier
-        if tier == DEVICE or (self.beyond is not None and self.beyond.optim is not None):
+        if not self.scheme.tiers:
             return self.beyond
-        return replace(self.beyond or Beyond(), optim=tier)
+        given, of_scheme = self.beyond or Beyond(), self.scheme
+        optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
+        placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)
+        if (offload := of_scheme.offload) is None:
+            return placed
+        numels = stage_numels(self.model, self.levels, self.axes)  # the parts are of whole units
+        places = list(zip(offload.of_units(numels), numels, strict=True))
+        there = sum(numel for where, numel in places if where != "device")
+        moved = sum(numel for where, numel in places if where == "to and fro")
+        return replace(placed, share=there / sum(numels), stride=there / moved if moved else 0)
 
     @cached_property
     def adapters(self) -> tuple[int, ...]:

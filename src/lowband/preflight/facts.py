@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lowband.run.environment import source_sha256, versions
-from lowband.run.free_memory import free_memory
+from lowband.spec.free_memory import free_memory
 
 
 @dataclass(frozen=True)

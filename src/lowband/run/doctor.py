@@ -11,8 +11,8 @@ from lowband.box import links, slurm
 from lowband.errors import UserError, install
 from lowband.kernels import c_library
 from lowband.run.environment import cpu_name
-from lowband.run.free_memory import free_memory
 from lowband.run.submit import why_not
+from lowband.spec.free_memory import free_memory
 
 # Needs of `make reproduce`, rounded up from those of the shipped runs and a set-up (report/needs.py).
 NEEDED_DISK_GIB = 4

@@ -16,7 +16,7 @@ from lowband.run.clock import StepTimes, peak_memory_bytes, peak_reserved_bytes
 from lowband.spec.activations import CONTEXT, EXPERT, KEPT, PIPELINE, TENSOR
 from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, mean
 from lowband.spec.run import RunSpec
-from lowband.spec.step import COPIES, NORM_GATHER, STEP
+from lowband.spec.step import COPIES, NORM_GATHER, STEP, WEIGHTS_COPIES
 from lowband.spec.tiers import TIERS
 from lowband.trainers.trainer import Trainer
 
@@ -74,7 +74,7 @@ def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    rows = (*STEP, *COPIES, *KEPT, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)
+    rows = (*STEP, *COPIES, *WEIGHTS_COPIES, *KEPT, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)
     names = (*(row.name for row in rows), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
     levels = (*spec.job_levels.names, *TIERS)

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from lowband.cost.held import held_bytes
 from lowband.errors import UserError
-from lowband.run.free_memory import free_memory
+from lowband.spec.free_memory import free_memory
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.tiers import DISK, HOST, TIERS
@@ -16,7 +16,7 @@ def check_room(spec: RunSpec, folder: RunFolder, backend: str, ranks: int) -> No
 
     ranks: on this node
     """
-    if spec.engine != "lowband" or (spec.scheme.optim_tier not in TIERS and spec.recompute != "host"):
+    if spec.engine != "lowband" or (not spec.scheme.tiers and spec.recompute != "host"):
         return
     held = held_bytes(spec, backend)
     free = {

@@ -13,6 +13,7 @@ from lowband.spec.mesh import SELF, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP
 from lowband.spec.sync import Sync
+from lowband.spec.tiers import DEVICE, at
 
 Engine = Literal["lowband", "ddp", "powersgd", "fsdp2", "deepspeed"]
 PEERS = ("ddp", "powersgd", "fsdp2", "deepspeed")
@@ -159,6 +160,11 @@ def peer_arguments(peer: str, scheme: Scheme, levels: Levels) -> Arguments:
     where = f"scheme '{scheme.name}' under {PEER_NAMES[peer]}"
     if scheme.sync is not None:
         return _local_sgd(peer, scheme, scheme.sync, levels, where)
+    if scheme.offload is not None:
+        raise UserError("no counterpart: parts of the states beyond the device are not set up", where=where)
+    if scheme.weights_tier != DEVICE:
+        weights = at(scheme.weights, scheme.weights_tier)
+        raise UserError(f"no counterpart: weights {weights}, beside the optimizer's", where=where)
     form = form_of(scheme, levels)
     cells = [TABLE[form][peer], *([OFF_DEVICE[scheme.optim_tier][peer]] if scheme.copies else [])]
     arguments: Arguments = {}

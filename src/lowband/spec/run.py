@@ -15,7 +15,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
-from lowband.spec.tiers import DEVICE, DISK, HOST, Tier
+from lowband.spec.tiers import DEVICE, DISK, HOST
 
 
 class RunSpec(RunOptions):
@@ -75,8 +75,15 @@ class RunSpec(RunOptions):
                 "be turned off, its collectives are its own, it accumulates depth-first, its models have no "
                 "experts, and its only axis is data (of fsdp2 also tensor and pipeline)"
             )
-        if self.scheme.optim_tier == DISK and (self.device == "fake" or self.is_in_stages):
+        if DISK in self.scheme.tiers and (self.device == "fake" or self.is_in_stages):
             raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
+        if self.scheme.offload is not None and (
+            self.device == "fake" or self.is_in_stages or self.model.experts is not None
+        ):
+            raise ValueError(
+                f"scheme '{self.scheme.name}': offload neither on device fake, nor in stages of a pipeline, "
+                "nor with experts"
+            )
         if self.steps % self.scheme.period:
             raise ValueError(
                 f"steps ({self.steps}) are no multiple of {self.scheme.period}, the period of scheme "
@@ -193,10 +200,9 @@ class RunSpec(RunOptions):
     def _check_tiers(self) -> None:
         """A machine that states its links' rates states those of the tiers that are used; what is on a disk
         passes through the host."""
-        passed: dict[Tier, tuple[TierName, ...]] = {DEVICE: (), HOST: (HOST,), DISK: (HOST, DISK)}
         if all(level.link is not None for level in self.machine.levels):
             keeps: tuple[TierName, ...] = (HOST,) if self.recompute == "host" else ()
-            for tier in (*passed[self.scheme.optim_tier], *keeps):
+            for tier in (*self.scheme.tiers, *keeps):
                 self.machine.tier(tier)
 
     @property

@@ -16,10 +16,11 @@ from pydantic import (
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
 from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, HOST, TIERS, Tier, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
 from lowband.spec.yaml_model import Strict
 
@@ -31,18 +32,23 @@ _MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 class Placement(Strict):
     """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
 
-    Behind it, after an @, the tier in which the optimizer's shards lie, if that is not the device.
+    Behind it, after an @, the tier in which the shards lie, if that is not the device: of the weights, and of
+    what the optimizer has.
     """
 
     name: str
-    weights: str = Field(description="level of the copy used for compute, in the compute dtype")
+    weights: str = Field(description="level of the copy used for compute; @host, @disk: its tier")
     secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
     grads: str = Field(description="level of the gradient accumulator")
     optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
     sync: Sync | None = Field(
         default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
     )
-    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level
+    offload: Offload | None = Field(
+        default=None, description="of states in another tier, which parts; none: all, updated on the host"
+    )
+    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
+    _weights_tier: Tier = PrivateAttr(default=DEVICE)
 
 
 if TYPE_CHECKING:
@@ -64,17 +70,22 @@ class Scheme(_WithWires):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _with_tier(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
+    def _with_tiers(cls, values: Any, handler: ModelWrapValidatorHandler["Scheme"]) -> "Scheme":
         """Take `world@host` apart."""
-        optim = values.get("optim") if isinstance(values, dict) else None
-        if not isinstance(optim, str) or "@" not in optim:
+        given = values if isinstance(values, dict) else {}
+        places = {key: given[key] for key in ("weights", "optim") if isinstance(given.get(key), str)}
+        placed = {key: apart(key, place) for key, place in places.items()}
+        if not placed:
             return handler(values)
-        level, _, tier = optim.partition("@")
-        if tier not in TIERS:
-            raise ValueError(f"optim: no tier '{tier}' (allowed: {', '.join(TIERS)})")
-        made = handler({**values, "optim": level})
-        made._optim_tier = tier
+        made = handler({**given, **{key: level for key, (level, _) in placed.items()}})
+        for key, (_, tier) in placed.items():
+            setattr(made, f"_{key}_tier", tier)
         return made
+
+    @property
+    def weights_tier(self) -> Tier:
+        """The tier of a rank's shards of the weights that it computes with."""
+        return self._weights_tier
 
     @property
     def optim_tier(self) -> Tier:
@@ -84,14 +95,55 @@ class Scheme(_WithWires):
     @property
     def update_tier(self) -> Tier:
         """The tier in which the optimizer updates them, from gradients that lie there."""
-        return DEVICE if self._optim_tier == DEVICE else HOST
+        comes_to_device = self.offload is not None and self.offload.stride == 1
+        return DEVICE if self._optim_tier == DEVICE or comes_to_device else HOST
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the states come to the device for each update, and leave it."""
+        return self._optim_tier != DEVICE and self.update_tier == DEVICE
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the host updates them a step late."""
+        return self._optim_tier != DEVICE and self.offload is not None and self.offload.late
+
+    def of_units(self, numels: Sequence[int]) -> list["Scheme"]:
+        """By unit, the scheme of all of it: of states that are in one place, and updated in one.
+
+        numels: elements of each unit that has this scheme, the root's first
+        """
+        if self.offload is None or self._optim_tier == DEVICE or self.is_late:
+            return [self] * len(numels)
+        device, beyond = (self.model_copy(update={"offload": None}) for _ in range(2))
+        device._optim_tier = DEVICE
+        moved = self.model_copy(update={"offload": Offload(stride=1)})
+        placed = {"device": device, "beyond": beyond, "to and fro": moved}
+        return [placed[where] for where in self.offload.of_units(numels)]
+
+    def parts(self, numels: Sequence[int]) -> list[tuple["Scheme", list[int]]]:
+        """The schemes of its units, each with its units' elements."""
+        found: dict[Scheme, list[int]] = {}
+        for scheme, numel in zip(self.of_units(numels), numels, strict=True):
+            found.setdefault(scheme, []).append(numel)
+        return list(found.items())
+
+    @property
+    def tiers(self) -> tuple[Named, ...]:
+        """Those that states lie in or pass, but the device: what is on a disk passes the host."""
+        lie = {self.optim_tier, self.weights_tier}
+        return tuple(tier for tier in TIERS if tier in lie or (tier == HOST and DISK in lie))
 
     @model_serializer(mode="wrap")
     def _without_what_it_lacks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the wires of exchanges that it has not, or without `sync`, so that checksums stay."""
-        values: dict[str, Any] = {**handler(self), "optim": at(self.optim, self.optim_tier)}
+        """Without the wires of exchanges that it has not, or without `sync` or `offload`, so that checksums
+        stay."""
+        values: dict[str, Any] = handler(self)
+        values["weights"] = at(self.weights, self.weights_tier)
+        values["optim"] = at(self.optim, self.optim_tier)
         absent = [row.name for row in STEP if row not in self.rows]
-        for key in absent if self.sync is not None else ("sync", *absent):
+        absent += [key for key in ("sync", "offload") if getattr(self, key) is None]
+        for key in absent:
             values.pop(key, None)
         return values
 
@@ -158,9 +210,29 @@ class Scheme(_WithWires):
             )
 
     def _check_tier(self) -> None:
-        if self.optim_tier == DEVICE:
-            return
         where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
+        if self.optim_tier == DEVICE:
+            if self.offload is not None:
+                what = f"offload: optim {self.optim} lies on the device"
+                raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
+            return
+        if self.offload is not None and self.weights_tier != DEVICE:
+            raise UserError(
+                f"offload beside weights {at(self.weights, self.weights_tier)}",
+                where=where,
+                allowed=f"weights {self.weights}, or no offload",
+            )
+        if (
+            self.offload is not None
+            and self.optim_tier == DISK
+            and (self.offload.stride or self.offload.late)
+        ):
+            key = "late" if self.offload.late else f"stride {self.offload.stride}"
+            raise UserError(
+                f"offload.{key}: states on a disk are updated by the host, when their gradients are there",
+                where=where,
+                allowed=f"offload.share alone, or optim {at(self.optim, HOST)}",
+            )
         if update != "native":
             raise UserError(
                 f"update_gather {update}: weights come from the host in the compute dtype",
@@ -228,7 +300,7 @@ class Scheme(_WithWires):
 
     @property
     def copies(self) -> tuple[Collective, ...]:
-        """The rows that move a rank's shards between tiers."""
+        """The rows that move the optimizer's shards between tiers."""
         return () if self.optim_tier == DEVICE else COPIES
 
     @property

@@ -109,6 +109,13 @@ STASH = Collective(  # gradients, averaged, to the optimizer's shard
 FETCH = Collective(  # new weights back, before `update_gather`
     "fetch", "copy", "optim", "optim", "weights", "step", "forward")
 COPIES: tuple[Collective, ...] = (STASH, FETCH)
+# And of the copy of the weights, before each gather but of new ones, which come by way of `update_gather`.
+FORWARD_FETCH = Collective("forward_fetch", "copy", "weights", "weights", "weights", "pass", "forward")
+BACKWARD_FETCH = Collective(
+    "backward_fetch", "copy", "weights", "weights", "weights", "pass", "backward", of_root=False)
+WEIGHTS_STASH = Collective(  # new weights, once they were gathered
+    "weights_stash", "copy", "weights", "weights", "weights", "step", "forward")
+WEIGHTS_COPIES: tuple[Collective, ...] = (FORWARD_FETCH, BACKWARD_FETCH, WEIGHTS_STASH)
 # fmt: on
 
 # One fp64 number from each rank, for clipping by the global norm; belongs to no unit and is always native.

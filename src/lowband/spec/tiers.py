@@ -9,7 +9,19 @@ Tier = Literal["device", "host", "disk"]
 DEVICE: Final = "device"
 HOST: Final = "host"
 DISK: Final = "disk"
-TIERS: Final[tuple[Tier, ...]] = (HOST, DISK)  # those that a scheme may name, each with a lane of its own
+Named = Literal["host", "disk"]
+TIERS: Final[tuple[Named, ...]] = (HOST, DISK)  # those that a scheme may name, each with a lane of its own
+
+
+def apart(key: str, place: str) -> tuple[str, Tier]:
+    """Level and tier of `world@host`. Raises ValueError for another tier. key: whose place it is"""
+    level, mark, name = place.partition("@")
+    for tier in TIERS:
+        if name == tier:
+            return level, tier
+    if mark:
+        raise ValueError(f"{key}: no tier '{name}' (allowed: {', '.join(TIERS)})")
+    return level, DEVICE
 
 
 def at(name: str, tier: Tier) -> str:

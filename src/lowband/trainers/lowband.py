@@ -40,7 +40,7 @@ class Lowband(Trainer):
         """
         self._names, self._split = list(model.state_dict()), model.split
         of_step: dict[str, Any] = {"collectives": spec.collectives}
-        if spec.scheme.optim_tier == DISK:
+        if DISK in spec.scheme.tiers:
             of_step["disk"] = disk
         if spec.recompute == "host":
             of_step["activations"] = HOST
@@ -102,14 +102,15 @@ class Lowband(Trainer):
         return self._engine.axis.message_times.take()
 
     def state_peaks(self) -> dict[str, int]:
-        """The engine's, plus the optimizer's moments under `optim`."""
+        """The engine's, plus the optimizer's moments under `optim`, where each unit's lie."""
         peaks = dict(self._engine.meter.peak)
-        peaks[at("optim", self._engine.collectives.scheme.optim_tier)] += sum(
-            value.numel() * value.element_size()
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
-        )
+        tiers = {shard: unit.scheme.optim_tier for unit in self._engine.units for shard in unit.shards}
+        for parameter, state in self.optimizer.state.items():
+            peaks[at("optim", tiers[parameter])] += sum(
+                value.numel() * value.element_size()
+                for value in state.values()
+                if isinstance(value, torch.Tensor) and value.ndim > 0  # the step counters are scalars
+            )
         return dict(sorted(peaks.items()))
 
     def full_state(self) -> dict[str, torch.Tensor]:

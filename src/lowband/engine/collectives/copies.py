@@ -22,7 +22,7 @@ def stash(call: Call, gradients: torch.Tensor) -> Copy:
     Read what it returns after `settle`.
     """
     yield HOST, [gradients]
-    there = _room(gradients.numel(), gradients.dtype, gradients.device)
+    there = room(gradients.numel(), gradients.dtype, gradients.device)
     there.copy_(gradients, non_blocking=True)
     call.ledger.add(HOST, STASH.name, "native", gradients.nbytes)
     call.release(gradients)
@@ -35,7 +35,7 @@ def fetch(call: Call, new: torch.Tensor, dtype: torch.dtype, device: torch.devic
     new: 1D, in host memory; it may change as soon as the lane has passed
     """
     yield HOST, [new]
-    rounded = call.hold(_room(new.numel(), dtype, device), HOST)
+    rounded = call.hold(room(new.numel(), dtype, device), HOST)
     rounded.copy_(new)
     fetched = call.hold(torch.empty(new.numel(), dtype=dtype, device=device))
     fetched.copy_(rounded, non_blocking=True)
@@ -50,6 +50,6 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Host memory that a device's copies may read and fill."""
     return torch.empty(numel, dtype=dtype, device=CPU, pin_memory=device.type == "cuda")

@@ -106,12 +106,17 @@ class Pipeline(nn.Module):
             )
         of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
         given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
-        if given.optim_tier == DISK:
-            raise UserError(
-                f"optim {given.optim}@{DISK} in stages of a pipeline",
-                where=f"scheme '{given.name}'",
-                allowed=(given.optim, f"{given.optim}@{HOST}"),
-            )
+        for key, tier in (("optim", given.optim_tier), ("weights", given.weights_tier)):
+            if tier == DISK:
+                level = getattr(given, key)
+                raise UserError(
+                    f"{key} {level}@{DISK} in stages of a pipeline",
+                    where=f"scheme '{given.name}'",
+                    allowed=(level, f"{level}@{HOST}"),
+                )
+        if given.offload is not None:
+            what = "offload in stages of a pipeline"
+            raise UserError(what, where=f"scheme '{given.name}'", allowed="no offload")
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
         check_apart(names, modules, cuts, self._plan)

@@ -27,11 +27,14 @@ from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.leaves import Slot
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
+from lowband.engine.units.room import check_room
 from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.unusable import mark_views
 from lowband.errors import UserError
+from lowband.spec.mesh import Levels
+from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
 
 
@@ -57,14 +60,17 @@ class Engine:
         check_unsharded(module)
         check_kinds(module)
         groups = divide(module, wrap)
-        schemes = [scheme_of(name, owner) for owner, name, _ in groups]
         self.axis, self.experts = axis, (experts := along_experts(module))
-        check_schemes(scheme, schemes, axis.levels)
+        schemes = _schemes_of(groups, scheme, scheme_of, axis.levels, experts is not None)
         if experts is not None:
             experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
-        alike = {"compute_dtype": str(options.compute_dtype), "reduce_dtype": str(options.reduce_dtype)}
-        alike |= {"collectives": options.pattern, "seed of initial values": seed}
+        alike = {
+            "compute_dtype": str(options.compute_dtype),
+            "reduce_dtype": str(options.reduce_dtype),
+            "collectives": options.pattern,
+            "seed of initial values": seed,
+        }
         check_same_sharding(module, scheme, placed, alike, axis.ranks[0], self._of_experts(module))
         first = next(module.parameters(), None)
         if first is None:
@@ -78,6 +84,7 @@ class Engine:
             experts.count_in(self.ledger)
         self.device = device if any(p.is_meta for p in module.parameters()) else first.device
         del first  # the whole parameters are freed unit by unit
+        self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
         initial.fill_buffers(module)
@@ -122,8 +129,15 @@ class Engine:
         of_expert = is_of_expert(getattr(*slots[0][0]))
         return self.experts.alike if self.experts is not None and of_expert else self.axis
 
+    def _check_room(
+        self, units: Sequence[list[list[Slot]]], schemes: Sequence[Scheme], compute_dtype: torch.dtype
+    ) -> None:
+        whole = [[getattr(*places[0]) for places in slots] for slots in units]
+        levels = [self._axis_of(slots).levels for slots in units]
+        check_room([*zip(whole, schemes, levels, strict=True)], compute_dtype, self.device)
+
     def on_disk(self) -> list[tuple[OnDisk, list[nn.Parameter]]]:
-        """Units' states that lie on a disk, with their shards."""
+        """Units' states that are elsewhere between steps, with their shards."""
         return [(unit.held.disk, unit.shards) for unit in self.units if unit.held.disk is not None]
 
     @property
@@ -165,6 +179,29 @@ class Engine:
             yield
         finally:
             self.sync = before
+
+
+def _schemes_of(
+    groups: Sequence[tuple[nn.Module, str, list[list[Slot]]]],
+    scheme: Scheme,
+    scheme_of: Callable[[str, nn.Module], Scheme],
+    levels: Levels,
+    has_experts: bool,
+) -> list[Scheme]:
+    """By unit the scheme of all of it: the `offload` of a scheme is of all units that have it."""
+    schemes = [scheme_of(name, owner) for owner, name, _ in groups]
+    check_schemes(scheme, schemes, levels)
+    found = list(schemes)
+    for parted in {each for each in schemes if each.offload is not None}:
+        if has_experts:
+            where = f"scheme '{parted.name}'"
+            raise UserError("offload of a module with experts", where=where, allowed="no offload")
+        places = [place for place, each in enumerate(schemes) if each == parted]
+        shapes = [[tuple(getattr(*slot[0]).shape) for slot in groups[place][2]] for place in places]
+        numels = [UnitLayout.of(of_unit, levels.world).numel for of_unit in shapes]
+        for place, placed in zip(places, parted.of_units(numels), strict=True):
+            found[place] = placed
+    return found
 
 
 def engine_of(module: nn.Module) -> Engine:

@@ -1,4 +1,4 @@
-"""Values that are on a disk between an optimizer's steps: whoever would read them then gets a UserError.
+"""Values that are elsewhere between an optimizer's steps: whoever would read them then gets a UserError.
 
 torch would read memory that they do not have, and the process would end. Within a step (units.turns) they
 have it, and nothing is checked.
@@ -19,8 +19,15 @@ class Disk(Protocol):
     """Where values lie (units.on_disk)."""
 
     @property
+    def place(self) -> str:
+        """The same in words."""
+
+    @property
     def is_readable(self) -> bool:
         """Whether they are in memory, and stay there."""
+
+    def frees_gradients(self) -> None:
+        """Return when gradients of the last step may change."""
 
 
 class Lies(NamedTuple):
@@ -72,7 +79,7 @@ def refuse_absent(values: Iterable[Any]) -> None:
             refuse_absent(value)
         elif (lies := getattr(value, "on_disk", None)) and not lies.disk.is_readable and _numel(value):
             raise UserError(
-                "its values are on a disk between steps",
+                f"its values are {lies.disk.place} between steps",
                 where=lies.name,
                 allowed="lowband.full_state_dict, lowband.Checkpointer",
             )

@@ -182,6 +182,8 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
                 if shard.grad is not None:
+                    if shard.on_disk is not None:
+                        shard.on_disk.disk.frees_gradients()
                     if shard.grad.dtype == values.dtype == torch.float32:
                         shard.grad.add_(values)
                         continue

@@ -6,35 +6,56 @@ lane, in the order in which they were submitted, so that no more than two units 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.disk import StateFile
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
 from lowband.engine.units.absent import Lies, StateOnDisk
 from lowband.spec.step import FETCH, STASH, Collective
-from lowband.spec.tiers import DISK, HOST, at
+from lowband.spec.tiers import DISK, HOST, Tier, at
+
+
+class States(Protocol):
+    """What keeps tensors while they have no memory: a file (engine.disk), or other memory.
+
+    is_direct: whether it is a file that goes around the page cache
+    """
+
+    is_direct: bool
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep these values."""
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Fill them with what was written from as many."""
 
 
 class OnDisk:
     """One unit's states on one rank.
 
-    rounded: 1D, host memory, in the compute dtype: the newest master weights, which `fetch` brings up
+    tier, used_in: where they lie, and where they have memory while they are used
+    rounded:       1D, where they are used, in the compute dtype: the newest master weights
     """
+
+    tier: ClassVar[Tier] = DISK
+    used_in: ClassVar[Tier] = HOST
+    place: ClassVar[str] = "on a disk"
+    called: ClassVar[str] = "states on disk"
 
     def __init__(
         self,
         unit: str,
         master: torch.Tensor,
         rounded: torch.Tensor,
-        file: StateFile,
+        file: States,
         collectives: Collectives,
     ) -> None:
-        """master: 1D, fp32, host memory, which is there until the first `write`"""
+        """master: 1D, fp32, which is there until the first `write`"""
         self.rounded, self._unit, self._master, self._file = rounded, unit, master, file
         self._collectives, self._meter = collectives, collectives.meter
         self._tensors = [master]
@@ -68,13 +89,18 @@ class OnDisk:
             self._sizes = [tensor.nbytes for tensor in self._tensors]
         self._is_written = False
         self._count()
-        self.rounded.copy_(self._master.detach())
+        # A unit may compute with them; what it computed with before is gone with the step (units.unit).
+        with torch.autograd._unsafe_preserve_version_counter(self.rounded):
+            self.rounded.copy_(self._master.detach())
         self._submit(self._write, STASH, is_counted)
 
     @property
     def is_readable(self) -> bool:
         """Whether the tensors are in memory, and stay there: a write that runs would free them."""
         return self._is_in_memory and self._moving is None
+
+    def frees_gradients(self) -> None:
+        """Return when those of the last step may change."""
 
     @property
     def is_direct(self) -> bool:
@@ -105,11 +131,11 @@ class OnDisk:
 
     def _submit(self, part: Callable[[Call], Work], row: Collective, is_counted: bool) -> None:
         if is_counted:  # now: the last write of a step may end in the next one
-            self._collectives.ledger.add(DISK, row.name, "native", sum(self._sizes))
-        self._moving = self._collectives.submit(self._unit, [DISK], part)
+            self._collectives.ledger.add(self.tier, row.name, "native", sum(self._sizes))
+        self._moving = self._collectives.submit(self._unit, [self.tier], part)
 
     def _read(self, _: Call) -> Work:
-        yield DISK, []
+        yield self.tier, []
         for tensor, size in zip(self._tensors, self._sizes, strict=True):
             tensor.untyped_storage().resize_(size)
         self._count()
@@ -121,7 +147,7 @@ class OnDisk:
             raise
 
     def _write(self, _: Call) -> Work:
-        yield DISK, []
+        yield self.tier, []
         self._file.write(self._tensors)
         self._is_written = True
         self._free()
@@ -143,12 +169,12 @@ class OnDisk:
         for tensor in self._tensors:
             tensor.untyped_storage().resize_(0)
         self._is_in_memory = False
-        self._meter.release(at("buffers", HOST), self._held)
+        self._meter.release(at("buffers", self.used_in), self._held)
         self._held = 0
 
     def _count(self) -> None:
         now = sum(self._sizes) if self._is_counted else 0
-        self._meter.add(at("buffers", HOST), now - self._held)
+        self._meter.add(at("buffers", self.used_in), now - self._held)
         self._held = now
 
 

@@ -14,21 +14,37 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary, keeps_weights_copy
+from lowband.cost.memory import (
+    ADAM_MOMENT_BYTES,
+    MASTER_BYTES,
+    are_gathered,
+    keeps_secondary,
+    keeps_weights_copy,
+)
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.collectives.copies import CPU, fetch
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
+from lowband.engine.units.late import Late
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_alike, is_partial, slice_of
+from lowband.engine.units.to_and_fro import HostStates, ToAndFro
+from lowband.engine.units.weights_beyond import WeightsBeyond
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
-from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, UPDATE_GATHER
+from lowband.spec.step import (
+    BACKWARD_FETCH,
+    BACKWARD_GATHER,
+    FORWARD_FETCH,
+    FORWARD_GATHER,
+    UPDATE_GATHER,
+    Collective,
+)
 from lowband.spec.tiers import DEVICE, DISK, HOST, at
 
 
@@ -37,9 +53,11 @@ class RankShards:
 
     master:         1D, fp32, over `optim`, in the optimizer's tier
     parameters:     the optimizer's, views into it
-    weights:        1D, in the compute dtype, over `weights`; None where `master` serves
+    weights:        1D, in the compute dtype, over `weights`; None where `master` serves, or `beyond`
+    beyond:         the same in another tier than the device; or None
     secondary:      1D, in the compute dtype, over the backward's level; None without one
-    disk:           where `master` has its memory but while it is used; or None
+    disk:           where `master` is but while it is used, a disk or host memory, or who updates it late; or
+                    None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
     alike_ranges:   with names, those that are to be the same on all tensor ranks
@@ -69,15 +87,40 @@ class RankShards:
         ranges = [*self._ranges(originals, names)]
         self.partial_ranges = [(start, stop) for of, _, start, stop in ranges if is_partial(of)]
         self.alike_ranges = [(name, start, stop) for of, name, start, stop in ranges if is_alike(of)]
-        self.is_whole = not levels.hops(SELF, scheme.weights)
+        self.is_whole = not are_gathered(scheme, levels)
         self.weights: torch.Tensor | None = None
-        if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
+        self.beyond: WeightsBeyond | None = None
+        if scheme.weights_tier != DEVICE:
+            start, stop = self.range_of(scheme.weights)
+            self.beyond = WeightsBeyond(unit, stop - start, collectives)
+        elif keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
             self.weights = self._zeros("weights", scheme.weights, compute_dtype, device)
         self.secondary: torch.Tensor | None = None
         if keeps_secondary(scheme, levels):
             self.secondary = self._zeros("secondary", scheme.backward_level, compute_dtype, device)
         self._take_values(originals, names, initial)
-        self.disk = self._on_disk(unit) if tier == DISK else None
+        if self.beyond is not None:
+            self.beyond.settle()
+        self.disk: OnDisk | None = None
+        if scheme.is_moved:
+            self.disk = self._to_and_fro(unit)
+        elif scheme.is_late:
+            self.disk = Late(self.master, self._rounded(), collectives.meter)
+        elif tier == DISK:
+            self.disk = self._on_disk(unit)
+        if self.disk is not None:
+            self.disk.start_write(None, (), is_counted=False)
+            self.disk.wait()
+            for shard in self.parameters:
+                shard.on_disk = Lies(self.disk, shard.shard_of.name)
+
+    def _to_and_fro(self, unit: str) -> OnDisk:
+        """Have the host keep the states, from now on."""
+        new = self.weights
+        assert new is not None
+        if self._levels.hops(self._scheme.weights, self._scheme.optim):
+            new = self._zeros("weights", self._scheme.optim, new.dtype, new.device)
+        return ToAndFro(unit, self.master, new, HostStates(), self._collectives)
 
     def _on_disk(self, unit: str) -> OnDisk:
         """Have the disk keep the states, from now on."""
@@ -88,15 +131,13 @@ class RankShards:
                 where=f"scheme '{self._scheme.name}'",
                 allowed="lowband.shard(..., disk=folder)",
             )
-        dtype = self._collectives.options.compute_dtype
-        rounded = self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
         states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        made = OnDisk(unit, self.master, rounded, disk.file(unit, states), self._collectives)
-        made.start_write(None, (), is_counted=False)
-        made.wait()
-        for shard in self.parameters:
-            shard.on_disk = Lies(made, shard.shard_of.name)
-        return made
+        return OnDisk(unit, self.master, self._rounded(), disk.file(unit, states), self._collectives)
+
+    def _rounded(self) -> torch.Tensor:
+        """Host memory for new weights in the compute dtype."""
+        dtype = self._collectives.options.compute_dtype
+        return self._zeros(at("weights", HOST), self._scheme.optim, dtype, CPU)
 
     def range_of(self, level: str) -> tuple[int, int]:
         """This rank's range of the unit's elements over `level`, as (start, stop)."""
@@ -137,8 +178,9 @@ class RankShards:
     def _take_values(self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial) -> None:
         """Copy this rank's part of the initial values into its shards."""
         shards = [(self.range_of(self._scheme.optim), self.master)]
-        if self.weights is not None:
-            shards.append((self.range_of(self._scheme.weights), self.weights))
+        copy = self.weights if self.beyond is None else self.beyond.values
+        if copy is not None:
+            shards.append((self.range_of(self._scheme.weights), copy))
         for original, name, place in zip(originals, names, self._layout.ranges(), strict=True):
             parts = [(intersect(place, held), held[0], shard) for held, shard in shards]
             if all(a == b for (a, b), _, _ in parts):
@@ -154,43 +196,67 @@ class RankShards:
         inwards = self._collectives.inwards
         if from_secondary:
             return inwards(SELF, self._scheme.backward_level)
-        return [*(self.levels_of_refresh() if stale else []), *inwards(SELF, self._scheme.weights)]
+        hops = inwards(SELF, self._scheme.weights)
+        if stale:
+            return [*self.levels_of_refresh(), *hops, *(self.beyond.outwards if self.beyond else ())]
+        return [*(self.beyond.inwards if self.beyond else ()), *hops]
 
     def gather(
         self, call: Call, into: torch.Tensor, stale: bool, backward: bool, from_secondary: bool
     ) -> Work:
         """Fill `into`, the whole unit, 1D. stale: whether `master` has changed since the last time"""
+        row = BACKWARD_GATHER if backward else FORWARD_GATHER
         source, level = (self.secondary, self._scheme.backward_level) if from_secondary else (None, "")
+        if source is None and self.beyond is not None:
+            yield from self._gather_beyond(call, self.beyond, into, stale, row)
+            return
         if source is None:
             if stale:
                 yield from self.refresh(call)
             # Without a copy of the weights, the master shard itself is gathered.
             source = self.master if self.weights is None else self.weights
             level = self._scheme.weights
-        row = BACKWARD_GATHER if backward else FORWARD_GATHER
         yield from self._collectives.gather(call, source, into, SELF, level, row.name)
+
+    def _gather_beyond(
+        self, call: Call, beyond: WeightsBeyond, into: torch.Tensor, stale: bool, row: Collective
+    ) -> Work:
+        """The same where the shard is on the device for this gather alone."""
+        if stale:
+            start, stop = self.range_of(self._scheme.weights)
+            shard = call.hold(torch.empty(stop - start, dtype=into.dtype, device=into.device))
+            yield from self._renew(call, shard)
+        else:
+            shard = yield from beyond.fetch(call, BACKWARD_FETCH if row is BACKWARD_GATHER else FORWARD_FETCH)
+        yield from self._collectives.gather(call, shard, into, SELF, self._scheme.weights, row.name)
+        if stale:
+            yield from beyond.stash(call, shard)
+        call.release(shard)
 
     def levels_of_refresh(self) -> list[str]:
         """The levels of the hops that `refresh` makes, in order."""
         scheme = self._scheme
-        if self.weights is None:
+        if self.weights is None and self.beyond is None:
             return []
         fetched = [] if scheme.update_tier == DEVICE else [scheme.update_tier]
         return [*fetched, *self._collectives.inwards(scheme.weights, scheme.optim)]
 
     def refresh(self, call: Call) -> Work:
+        """Move the new weights to `weights`. [Note: stale]"""
+        if self.weights is not None:
+            yield from self._renew(call, self.weights)
+
+    def _renew(self, call: Call, weights: torch.Tensor) -> Work:
         """Fetch the master weights to the device and gather them from the optimizer's level to the weights'
-        level. [Note: stale]"""
-        if self.weights is None:
-            return
+        level."""
         scheme, collectives = self._scheme, self._collectives
         new = self.master if self.disk is None else self.disk.rounded
         is_fetched = scheme.update_tier != DEVICE
         if is_fetched:
-            new = yield from fetch(call, new, self.weights.dtype, collectives.device)
-        yield from collectives.gather(
-            call, new, self.weights, scheme.weights, scheme.optim, UPDATE_GATHER.name
-        )
+            new = yield from fetch(call, new, weights.dtype, collectives.device)
+        if new is weights:  # written where they are used
+            return
+        yield from collectives.gather(call, new, weights, scheme.weights, scheme.optim, UPDATE_GATHER.name)
         if is_fetched:
             call.release(new)
 

@@ -3,7 +3,7 @@
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from lowband.engine.units.changes import Changes, Watcher, changes_of
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.units.late import Late, step_late
 from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
 from lowband.engine.units.waiting import check_reduced, discard
@@ -28,7 +29,7 @@ _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole mat
 _UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
-_ON_DISK = "_lowband_on_disk"  # attribute of an optimizer some of whose states are there
+_ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
@@ -188,6 +189,33 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
         watcher.after_step(mine)
 
 
+def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> None:
+    """A step of states that have not their memory, or their values, all the time."""
+    by_unit = _by_unit(optimizer)
+    shards_of = {unit.disk: mine for unit, mine in by_unit.items() if unit.disk is not None}
+    late = {disk: mine for disk, mine in shards_of.items() if isinstance(disk, Late)}
+    if not late:
+        step_in_turns(optimizer, step, shards_of)
+        return
+    if sum(map(len, late.values())) < sum(len(group["params"]) for group in optimizer.param_groups):
+        raise UserError(
+            "has other parameters beside those that are updated late",
+            where=type(optimizer).__name__,
+            allowed="an optimizer for each",
+        )
+    _before_step(optimizer, (optimizer,), {})
+    step_late(optimizer, step, late)
+    for changes in by_unit:
+        changes.count_step()
+
+
+def _free_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Wait for late updates from those of these parameters, which are about to change."""
+    for changes in {changes_of(parameter) for parameter in parameters}:
+        if changes is not None and changes.disk is not None:
+            changes.disk.frees_gradients()
+
+
 _add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
 _zero_module = nn.Module.zero_grad
 
@@ -212,9 +240,9 @@ def _prepare(optimizer: Optimizer) -> None:
     """Have its steps, from the next one on, know that it has shards."""
     if is_known(optimizer):
         setattr(optimizer, _BY_ELEMENT, True)
-    if not hasattr(optimizer, _ON_DISK) and any(c.disk is not None for c in _by_unit(optimizer)):
-        setattr(optimizer, _ON_DISK, True)
-        refuse_states(optimizer)
+    if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in _by_unit(optimizer) if c.disk]):
+        setattr(optimizer, _ELSEWHERE, disks[0].called)
+        refuse_states(optimizer, disks[0].place)
     _step_on_shards(type(optimizer))
 
 
@@ -227,6 +255,8 @@ def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
     discard([*own, *updated])
     for shard in updated:
         shard.grad = None
+    if not set_to_none:
+        _free_gradients(own)
     _zero_grad(optimizer, set_to_none)
 
 
@@ -235,6 +265,8 @@ def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
 def _zero_around(module: nn.Module, set_to_none: bool = True) -> None:
     """The same of a module around a sharded one, or of a part of one."""
     discard(module.parameters())
+    if not set_to_none:
+        _free_gradients(module.parameters())
     _zero_module(module, set_to_none)
 
 
@@ -258,13 +290,10 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
     def run(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
-        if hasattr(optimizer, _ON_DISK):
-            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users))
-            by_unit = _by_unit(optimizer).items()
+        if called := getattr(optimizer, _ELSEWHERE, None):
+            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users), called)
             with torch._C.DisableTorchFunctionSubclass():
-                return step_in_turns(
-                    optimizer, step, {unit.disk: mine for unit, mine in by_unit if unit.disk is not None}
-                )
+                return _step_elsewhere(optimizer, step)
         if is_users or not hasattr(optimizer, _BY_ELEMENT):
             return step(optimizer, *args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():

@@ -1,7 +1,8 @@
-"""An optimizer's step, unit by unit, where states lie on a disk.
+"""An optimizer's step, unit by unit, where states are elsewhere between steps.
 
-The next unit's are read, and those of the one before written, while one is updated: gradients are in host
-memory. The last write runs on behind the next forward, whose weights were rounded and kept before it.
+The next unit's are read, and those of the one before written, while one is updated, and so is a part of what
+has its memory all the time. The last write runs on behind the next forward, whose weights were rounded and
+kept before it.
 
 [Note: options] Some optimizers count their steps in the param groups. Each unit is stepped with the options
 of before the step, and what became of them is kept once, at its end.
@@ -22,6 +23,7 @@ def step_in_turns(
     optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[OnDisk, Sequence[nn.Parameter]]
 ) -> None:
     """Step the shards of each, and what else the optimizer has, by the class's step."""
+    called = next(iter(shards_of)).called
     groups, options = optimizer.param_groups, dict[int, dict[str, Any]]()  # by place of the group, after it
     moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
     apart = {id(p) for mine in shards_of.values() for p in mine}
@@ -29,16 +31,19 @@ def step_in_turns(
     units = list(moving.items())
     for disk in shards_of:  # a write of the last step may have failed: nothing of this one is done yet
         disk.wait()
+    each = -(-len(others) // max(1, len(units)))  # that are stepped while a unit's states come
     try:
         for disk, _ in units[:1]:
             disk.start_read()
-        if others:
-            options |= _step_some(optimizer, groups, others, step)
+        if others and not units:
+            options |= _step_some(optimizer, groups, others, step, called)
         for place, (disk, shards) in enumerate(units):
+            if some := others[place * each : (place + 1) * each]:
+                options |= _step_some(optimizer, groups, some, step, called)
             disk.wait()
             for following, _ in units[place + 1 : place + 2]:
                 following.start_read()
-            options |= _step_some(optimizer, groups, shards, step)
+            options |= _step_some(optimizer, groups, shards, step, called)
             disk.start_write(optimizer, shards)
     finally:
         optimizer.param_groups = groups
@@ -51,8 +56,12 @@ def _step_some(
     groups: list[dict[str, Any]],
     some: Sequence[nn.Parameter],
     step: Callable[[Optimizer], Any],
+    called: str,
 ) -> dict[int, dict[str, Any]]:
-    """A step that sees only some parameters. Returns the options of their groups, by place, after it."""
+    """A step that sees only some parameters. Returns the options of their groups, by place, after it.
+
+    called: what takes turns
+    """
     wanted = {id(parameter) for parameter in some}
     parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in groups]
     optimizer.param_groups = [part for part in parts if part["params"]]
@@ -60,7 +69,7 @@ def _step_some(
     if shared := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
         raise UserError(
             f"its state {shared[0]!r} is of no parameter, and changes with each unit",
-            where=f"{type(optimizer).__name__} of states on disk",
+            where=f"{type(optimizer).__name__} of {called}",
             allowed="states of parameters",
         )
     return {
@@ -70,12 +79,15 @@ def _step_some(
     }
 
 
-def refuse_states(optimizer: Optimizer) -> None:
-    """Have its `state_dict` and `load_state_dict` raise UserError: states have no memory between steps."""
+def refuse_states(optimizer: Optimizer, place: str) -> None:
+    """Have its `state_dict` and `load_state_dict` raise UserError: states have no memory between steps.
+
+    place: where they are
+    """
 
     def refuse(*_: object) -> None:
         raise UserError(
-            "its states are on a disk between steps",
+            f"its states are {place} between steps",
             where=type(optimizer).__name__,
             allowed="lowband.Checkpointer",
         )
@@ -84,11 +96,15 @@ def refuse_states(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_pre_hook(refuse)
 
 
-def check_turns(optimizer: Optimizer, is_known: bool, has_more: bool) -> None:
-    """Raises UserError for an optimizer that cannot step unit by unit. has_more: than a plain step"""
+def check_turns(optimizer: Optimizer, is_known: bool, has_more: bool, called: str) -> None:
+    """Raises UserError for an optimizer that cannot step unit by unit.
+
+    has_more: than a plain step
+    called:   what takes turns
+    """
     if not is_known or has_more:
         raise UserError(
             "a closure, or hooks on the step" if is_known else "is not known to work element by element",
-            where=f"{type(optimizer).__name__} of states on disk",
+            where=f"{type(optimizer).__name__} of {called}",
             allowed="torch's optimizers, optimizer.step() without arguments",
         )

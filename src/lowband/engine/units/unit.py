@@ -58,9 +58,10 @@ class Unit:
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole
         self.weights, self.secondary = self.held.weights, self.held.secondary
         self.partial_ranges, self.alike_ranges = self.held.partial_ranges, self.held.alike_ranges
+        self._has_copy = self.weights is not None or self.held.beyond is not None
         self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
-        if self.weights is not None and self.held.disk is None:
+        if self._has_copy and self.held.disk is None:
             self.changes.take_sample()
         self._unit_of = unit_of
         self._computed = self._new_leaves(originals)
@@ -208,6 +209,7 @@ class Unit:
             try:
                 gathering.wait()
             except BaseException:
+                self.gathered_version = -1  # the copy may be what it was, or in part
                 self._free()
                 raise
         if self._arriving is not None:
@@ -256,7 +258,7 @@ class Unit:
 
     def _check_copy(self, stale: bool) -> None:
         """Before the copy of the weights is used, check for changes that no version counter shows."""
-        if self.weights is None or self.held.disk is not None:
+        if not self._has_copy or self.held.disk is not None:
             return
         if stale:
             self.changes.take_sample()

@@ -154,8 +154,10 @@ def _of_fsdp_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
 
 
 def _of_ours_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
-    is_whole = (beyond.weights, beyond.share, beyond.stride) == (None, 1.0, 0)
-    return is_whole and not (beyond.optim == "disk" and job.is_in_stages)
+    is_whole = (beyond.share, beyond.stride) == (1.0, 0)
+    is_alone = not job.is_in_stages and job.model.experts is None and beyond.weights is None  # spec.run
+    is_part = beyond.optim is not None and is_alone and not (beyond.optim == "disk" and beyond.stride)
+    return is_part or (is_whole and not ("disk" in beyond.tiers and job.is_in_stages))
 
 
 _ALL_SCHEDULES: Final[frozenset[Name]] = frozenset(

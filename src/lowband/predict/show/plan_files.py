@@ -12,7 +12,7 @@ from lowband.spec.config import Config
 from lowband.spec.files import create_whole
 from lowband.spec.scheme import Scheme
 from lowband.spec.suites import Suite, expand
-from lowband.spec.tiers import at
+from lowband.spec.tiers import DEVICE, at
 
 STEPS, WARMUP_STEPS = 20, 2  # in the suite it writes
 
@@ -31,8 +31,11 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
         raise UserError(what, where="--write", allowed="--software lowband")
     keys = ("weights", "secondary", "grads", "optim", *WIRES)
     entry: dict[str, Any] = {key: getattr(job.scheme, key) for key in keys}
+    for key in ("optim", "weights") if job.placed is not None else ():
+        entry[key] = at(entry[key], getattr(job.placed, key) or DEVICE)
     if job.placed is not None and job.placed.optim is not None:
-        entry["optim"] = at(job.scheme.optim, job.placed.optim)
+        parts = {"share": job.placed.share if job.placed.share < 1 else 0, "stride": int(job.placed.stride)}
+        entry["offload"] = {key: value for key, value in parts.items() if value} or None
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
     placed = Scheme(name=name, **entry)
     ways = _ways(job)

@@ -36,6 +36,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "parameters": job.model.parameters,
         "scheme": job.scheme.name,
         **{key: getattr(job.scheme, key) for key in STATES},
+        "weights": at(job.scheme.weights, job.scheme.weights_tier),
         "optim": at(job.scheme.optim, job.scheme.optim_tier),
         "gpus": job.ranks,
         **{short: axes[name] for name, short in SHORT.items()},

@@ -45,6 +45,7 @@ from lowband.spec.csv_tables import read_table, write_csv
 from lowband.spec.job import ACCOUNT, SlurmRequest
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.model import ModelSpec
+from lowband.spec.offload import Offload
 from lowband.spec.peers import OFF_DEVICE, PEER_NAMES, PEERS, TABLE, Has, Lacks
 from lowband.spec.scheme import Scheme
 from lowband.spec.softmax import TORCH
@@ -145,10 +146,10 @@ def needs(_tables: Path, root: Path) -> list[str]:
 _FILES: dict[str, type[BaseModel]] = {
     "`slurm/<cluster>/machine.yaml`": Machine, "its `device`": Device, "one of its `levels`": Level,
     "a `link`": Link, "`slurm/<cluster>/job.yaml`": SlurmRequest, "`config/models.yaml`, an entry": ModelSpec,
-    "`config/schemes.yaml`, an entry": Scheme, "its `sync`": Sync, "`config/suites/<suite>.yaml`": Suite,
-    "its `fixed` and `axes`": Point, "`config/stacks/<stack>.yaml`": Stack, "a claims file, an entry": Claim,
-    "its `ours` and `per`": Query, "one of its `reported`": Reported,
-    "`config/experiments.yaml`, an entry": Experiment,
+    "`config/schemes.yaml`, an entry": Scheme, "its `sync`": Sync, "its `offload`": Offload,
+    "`config/suites/<suite>.yaml`": Suite, "its `fixed` and `axes`": Point,
+    "`config/stacks/<stack>.yaml`": Stack, "a claims file, an entry": Claim, "its `ours` and `per`": Query,
+    "one of its `reported`": Reported, "`config/experiments.yaml`, an entry": Experiment,
 }  # fmt: skip
 
 

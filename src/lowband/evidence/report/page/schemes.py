@@ -34,7 +34,10 @@ def draw_scheme(scheme: Scheme, inner: dict[str, int]) -> str:
                 start, height = part(levels, level, rank, TALL)
                 parts.append(rect(left, top + start, CELL, height, fill=color))
     placed = {state: getattr(scheme, state) for state in STATES if getattr(scheme, state)}
-    placed["optim"] = at(placed["optim"], scheme.optim_tier)
+    placed |= {
+        "weights": at(scheme.weights, scheme.weights_tier),
+        "optim": at(scheme.optim, scheme.optim_tier),
+    }
     slices = ", ".join(f"{state} over {place}" for state, place in placed.items())
     return drawing(width, len(STATES) * ROW, f"{scheme.name}: {slices}", parts)
 

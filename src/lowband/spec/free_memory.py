@@ -18,7 +18,7 @@ V2 = "memory.max", "memory.current", "inactive_file"
 
 def free_memory(own: Path = OWN, mounted: Path = MOUNTED) -> int:
     """own: the file that names this process's groups; mounted: the folder of all groups"""
-    return max(0, min([psutil.virtual_memory().available, *_left_by_groups(own, mounted)]))
+    return max(0, min([int(psutil.virtual_memory().available), *_left_by_groups(own, mounted)]))
 
 
 def _left_by_groups(own: Path, mounted: Path) -> Iterator[int]:

@@ -1,0 +1,180 @@
+"""Updates one step late: the host's update of a step runs behind the next step's forward and backward.
+
+So step t + 1 computes with weights that lack step t's update, as the delayed parameter update of ZeRO-Offload
+does (arXiv 2101.06840, section 5.2; there the first steps are not late):
+
+    step t    wait for the update of step t - 1; its weights are those of the next forward
+              begin the update of step t, in a thread, from this step's gradients and options
+              return
+
+A step that is left out, as one with a NaN, begins none and waits for none. Whoever saves the state waits, and
+then the next forward has all updates: so training goes on from a checkpoint as it would have without an end.
+
+[Note: own counter] The thread's tensors are views with version counters of their own, or a forward and its
+backward would see the weights change (units.changes).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from lowband.engine.transport.meter import MemoryMeter
+from lowband.engine.units.absent import Lies, StateOnDisk
+from lowband.engine.units.on_disk import OnDisk
+from lowband.spec.tiers import HOST, Tier, at
+
+
+class Late(OnDisk):
+    """One unit's states on one rank, in host memory: readable but while an update is on its way.
+
+    rounded: 1D, host memory, in the compute dtype: the weights that the next forward computes with
+    """
+
+    tier: ClassVar[Tier] = HOST
+    place: ClassVar[str] = "being updated"
+    called: ClassVar[str] = "late updates"
+
+    def __init__(self, master: torch.Tensor, rounded: torch.Tensor, meter: MemoryMeter) -> None:
+        """master: 1D, fp32, host memory"""
+        self.rounded, self._master, self.meter = rounded, master, meter
+        self.update: _Update | None = None  # that is on its way
+
+    def wait(self) -> None:
+        """Wait for the update that is on its way. Raises its error."""
+        if self.update is not None:
+            self.update.finish()
+
+    @property
+    def is_readable(self) -> bool:
+        return self.update is None
+
+    def start_read(self, is_counted: bool = True) -> None:
+        """The state is about to be saved, or loaded: the next forward has all updates."""
+        self.wait()
+        self.show()
+        torch.autograd.graph.increment_version(self._master)
+
+    def start_write(
+        self,
+        optimizer: Optimizer | None,
+        shards: Sequence[nn.Parameter],
+        is_counted: bool = True,
+    ) -> None:
+        """The state has been loaded."""
+        if optimizer is not None:
+            for shard in shards:
+                self.keep(optimizer, shard, optimizer.state.get(shard, {}))
+        self.show()
+
+    def show(self) -> None:
+        """Have the next forward compute with the newest weights."""
+        self.rounded.copy_(self._master.detach())
+
+    def keep(self, optimizer: Optimizer, shard: nn.Parameter, state: Mapping[str, Any]) -> None:
+        """Let this be the optimizer's state of a shard; from now on its values say when they change."""
+        of = optimizer.state[shard]
+        for key, value in state.items():
+            is_of_elements = isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel()
+            name = shard.shard_of.name  # type: ignore[attr-defined]
+            of[key] = (
+                StateOnDisk.of(_plain(value), Lies(self, f"{key} of {name}")) if is_of_elements else value
+            )
+
+    def frees_gradients(self) -> None:
+        self.wait()
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """The newest weights; those of the next forward stay what they are."""
+        self.wait()
+        yield
+
+    def forget(self) -> None:
+        """They have memory all the time."""
+
+
+class _Update:
+    """A step's update of some units."""
+
+    def __init__(self, optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> None:
+        self._optimizer, self._step = optimizer, step
+        self._shards: list[tuple[Late, nn.Parameter, torch.Tensor]] = []
+        self._held = 0  # bytes of gradients
+        self._running: Future[Any] | None = None
+
+    def add(self, late: Late, shard: nn.Parameter) -> None:
+        """A shard that has a gradient."""
+        values = torch.empty(0, dtype=shard.dtype)  # see [Note: own counter]
+        values.set_(shard.untyped_storage(), shard.storage_offset(), shard.shape)  # type: ignore[call-overload]
+        assert shard.grad is not None
+        values.grad = _plain(shard.grad)
+        self._shards.append((late, shard, values))
+        self._held += shard.grad.nbytes
+
+    def begin(self) -> None:
+        """Update them in a thread."""
+        if not self._shards:
+            return
+        of = {shard: values for _, shard, values in self._shards}
+        state = {of[shard]: {k: _plain(v) for k, v in held.items()}
+                 for shard, held in self._optimizer.state.items() if shard in of}  # fmt: skip
+        groups = [{**group, "params": [of[p] for p in group["params"] if p in of]}
+                  for group in self._optimizer.param_groups]  # fmt: skip
+        # The optimizer itself, but for what it updates.
+        self._copy = object.__new__(type(self._optimizer))
+        self._copy.__dict__ |= {**self._optimizer.__dict__, "state": defaultdict(dict, state)}
+        self._copy.param_groups = [group for group in groups if group["params"]]
+        self._places = [place for place, group in enumerate(groups) if group["params"]]
+        self._before = [dict(group) for group in self._copy.param_groups]
+        for late in {late for late, _, _ in self._shards}:
+            late.update = self
+        self._shards[0][0].meter.add(at("grads", HOST), self._held)
+        self._running = _thread.submit(_run, self._step, self._copy, torch.get_num_threads())
+
+    def finish(self) -> None:
+        """Wait for it, and let the optimizer have what became of its states. Raises its error."""
+        assert self._running is not None
+        for late in {late for late, _, _ in self._shards}:
+            late.update = None
+        try:
+            self._running.result()
+        finally:
+            self._shards[0][0].meter.release(at("grads", HOST), self._held)
+        for late, shard, values in self._shards:
+            late.keep(self._optimizer, shard, self._copy.state[values])
+        for place, before, after in zip(self._places, self._before, self._copy.param_groups, strict=True):
+            changed = {k: v for k, v in after.items() if k != "params" and v is not before[k]}
+            self._optimizer.param_groups[place].update(changed)
+
+
+def step_late(
+    optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[Late, Sequence[nn.Parameter]]
+) -> None:
+    """Finish the last step's update, and begin this one's, by the class's step."""
+    for late in shards_of:
+        late.wait()
+    update = _Update(optimizer, step)
+    for late, shards in shards_of.items():
+        late.show()
+        for shard in shards:
+            if shard.grad is not None:
+                update.add(late, shard)
+    update.begin()
+
+
+def _run(step: Callable[[Optimizer], Any], optimizer: Optimizer, threads: int) -> None:
+    torch.set_num_threads(threads)  # a new thread would start with the library's default
+    step(optimizer)
+
+
+def _plain(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
+
+
+_thread = ThreadPoolExecutor(1, thread_name_prefix="lowband-late")
