@@ -69,7 +69,8 @@ smoke: install
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
-# beside those that compute; then, alone, what times real messages.
+# beside those that compute; then, beside nothing else, what times real messages: its computation is paced, so that
+# files share the cores, and a test that fails is tried once more, alone.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
@@ -77,7 +78,7 @@ test: install
 	$(PYTEST) -m "waits and not timed" $(call MARKED,waits) & waits=$$!; \
 	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m "not waits and not timed"; others=$$?; \
 	wait $$waits && exit $$others
-	$(PYTEST) -m timed $(call MARKED,timed)
+	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m timed $(call MARKED,timed)
 
 test-all: install
 	$(BIN)/python -m tests.all --out build/all

@@ -50,13 +50,14 @@ sys.exit(code)
 
 
 class Warm:
-    """A program `python`, at `path`, and its servers."""
+    """A program `python`, at `path`, and its servers, of an environment's interpreter."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str | Path = sys.executable) -> None:
+        self._python = str(python)
         self._folder = TemporaryDirectory()
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self.path = Path(self._folder.name, "python")
-        self.path.write_text(CLIENT.format(python=sys.executable, folder=self._folder.name, served=SERVED))
+        self.path.write_text(CLIENT.format(python=self._python, folder=self._folder.name, served=SERVED))
         self.path.chmod(0o755)
 
     def serve(self, name: str, *modules: str) -> None:
@@ -65,7 +66,7 @@ class Warm:
         name: `torch`, for `lowband train`, or `plain`, for the others
         """
         if name not in self._servers:
-            command = [sys.executable, "-I", __file__, str(Path(self._folder.name, name)), *modules]
+            command = [self._python, "-I", __file__, str(Path(self._folder.name, name)), *modules]
             self._servers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert self._servers[name].stdout.readline() == b"ready\n"  # type: ignore[union-attr]
 

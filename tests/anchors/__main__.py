@@ -19,7 +19,7 @@ from tests.anchors import checkpoints
 from tests.anchors.running import Failed
 from tests.anchors.systems import SYSTEMS
 from tests.anchors.trial import ATTEMPTS, FAULTS, Row, trial
-from tests.campaign_rows import commit, read, write, write_environment
+from tests.campaign_rows import Rows, commit, write, write_environment
 
 Case = tuple[str, str, int, int]  # system, fault, ranks, repeat
 
@@ -54,12 +54,11 @@ def cases(repeats: int, is_root: bool) -> Iterator[Case]:
 
 def _faults(out: Path, repeats: int) -> None:
     """The systems side by side, each in a process of its own: most of a trial is waiting."""
-    path = out / "anchor_faults.csv"
-    rows = read(path)
-    done = {(row["system"], row["fault"], int(row["ranks"]), int(row["repeat"])) for row in rows}
+    key = ("system", "fault", "ranks", "repeat")
+    rows = Rows(out / "anchor_faults.csv", (*Row._fields, "commit"), key)
     if reason := links.missing():
         print(f"no faults of links: {reason}")
-    left = [case for case in cases(repeats, not reason) if case not in done]
+    left = [case for case in cases(repeats, not reason) if not rows.has(*case)]
     readers: list[Connection] = []
     for script in dict.fromkeys(system.script for system in SYSTEMS.values()):
         reader, writer = multiprocessing.Pipe(duplex=False)
@@ -76,8 +75,7 @@ def _faults(out: Path, repeats: int) -> None:
                 readers.remove(reader)
                 continue
             print(*row, sep=" | ", flush=True)
-            rows.append(_with_commit(row))
-            write(path, (*Row._fields, "commit"), rows)
+            rows.add(row._asdict())
             if row.repeat == 1:
                 _write_told(out / "told", row, output)
 
@@ -104,12 +102,8 @@ def _checkpoints(out: Path, repeats: int) -> None:
     rows: list[dict[str, Any]] = []
     for row in checkpoints.bench(repeats):
         print(*row, sep=" | ", flush=True)
-        rows.append(_with_commit(row))
+        rows.append(row._asdict() | {"commit": commit()})
         write(path, (*checkpoints.Row._fields, "commit"), rows)
-
-
-def _with_commit(row: Any) -> dict[str, Any]:
-    return row._asdict() | {"commit": commit()}
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from lowband.box import links
-from tests.campaign_rows import commit, write_environment
+from tests.campaign_rows import write_environment
 from tests.faults.draw import case
 from tests.faults.kinds import KINDS, ON_A_DISK, ON_LINKS
-from tests.faults.table import COLUMNS, read, write
+from tests.faults.table import rows_of
 from tests.faults.trial import Result, trial
 
 
@@ -31,18 +31,16 @@ def main() -> int:
     options = parser.parse_args()
     kinds = options.kinds or possible_kinds()
     seeds = [options.seed] if options.cases is None else range(options.cases)
-    rows = read(options.out)
+    rows = rows_of(options.out)
     if options.out:
         write_environment(options.out)
-    done = {int(row["seed"]) for row in rows}
     for seed in seeds:
-        if seed in done:
+        if rows.has(seed):
             continue
         start = time.monotonic()
         row = _row(trial(case(seed, kinds)), time.monotonic() - start)
-        print(*(row[key] for key in COLUMNS[:-1]), sep=" | ", flush=True)
-        rows.append(row)
-        write(options.out, rows)
+        rows.add(row)
+        print(*row.values(), sep=" | ", flush=True)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -64,7 +62,7 @@ def _row(result: Result, seconds: float) -> dict[str, object]:
         "printed_again": " / ".join(result.lines_again),
         "resumed_from": "" if result.resumed_from is None else result.resumed_from,
         "same_weights": result.same_weights, "same_steps": result.same_steps, "seconds": f"{seconds:.1f}",
-        "wrong": result.wrong, "commit": commit(),
+        "wrong": result.wrong,
     }  # fmt: skip
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.campaign_rows import commit
-from tests.faults.table import read, write
+from tests.faults.table import rows_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
 
@@ -37,15 +36,12 @@ def main() -> int:
     parser.add_argument("--cases", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of injected.csv")
     options = parser.parse_args()
-    rows = read(options.out)
-    done = {int(str(row["seed"])) for row in rows}
+    rows = rows_of(options.out)
     for seed in range(FIRST_SEED, FIRST_SEED + options.cases):
-        if seed in done:
+        if rows.has(seed):
             continue
-        row = case(seed)
+        row = rows.add(case(seed))
         print(seed, row["kind"], row.get("detected_s"), row["wrong"] or "right", sep=" | ", flush=True)
-        rows.append(row)
-        write(options.out, rows)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -55,7 +51,7 @@ def case(seed: int) -> dict[str, object]:
     victim, rank = draw.randrange(REPLICAS), draw.randrange(RANKS)
     row: dict[str, object] = {
         "seed": seed, "kind": kind, "scheme": "diloco", "ranks": REPLICAS * RANKS, "exit_code": 1,
-        "victim": RANKS * victim + rank, "commit": commit(),
+        "victim": RANKS * victim + rank,
     }  # fmt: skip
     try:
         row |= observed(draw, kind, victim, rank)

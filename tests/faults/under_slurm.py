@@ -17,14 +17,13 @@ from functools import cache
 from pathlib import Path
 
 from lowband.spec.run_folder import RunFolder
-from tests.campaign_rows import commit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "box"))
 
 from commands import copy_tree, lowband  # noqa: E402
 
-from tests.faults.table import read, write  # noqa: E402
+from tests.faults.table import rows_of  # noqa: E402
 
 FIRST_SEED = 1000
 JOB = ROOT / "tests" / "box" / "faults_job.py"
@@ -42,16 +41,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of injected.csv")
     options = parser.parse_args()
-    rows = read(options.out)
-    done = {int(row["seed"]) for row in rows}
+    rows = rows_of(options.out)
     for turn in range(options.rounds):
         first = FIRST_SEED + len(STATUS) * turn
-        if first in done:
+        if rows.has(first):
             continue
         for row in _round(turn, first):
-            print(*row.values(), sep=" | ", flush=True)
-            rows.append(row)
-        write(options.out, rows)
+            print(*rows.add(row).values(), sep=" | ", flush=True)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -89,7 +85,6 @@ def _round(turn: int, first_seed: int) -> list[dict[str, object]]:
             "printed": " / ".join([status, *([cause["cause"]] if cause else [])]), "printed_again": "",
             "resumed_from": resumed, "same_weights": same[0], "same_steps": same[1],
             "seconds": f"{time.monotonic() - start:.1f}", "wrong": "; ".join(wrong),
-            "commit": commit(),
         })  # fmt: skip
     return rows
 

@@ -1,7 +1,6 @@
 """The campaign: targets in turns, a row of counts for each, an input for each distinct defect."""
 
 import argparse
-import csv
 import json
 import random
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lowband.run.environment import code_version
+from tests import campaign_rows
 from tests.fuzz.arguments import import_all
 from tests.fuzz.judge import DEFECTS, OUTCOMES, limit_memory, outcome, place
 from tests.fuzz.mutate import mutate
@@ -129,16 +129,8 @@ def row(target: Target, tally: Tally, *, is_guided: bool) -> dict[str, Any]:
 
 def write(rows: list[dict[str, Any]], path: Path, order: list[str]) -> None:
     """Write the rows in the order of the targets, with those of the file that are of other parsers."""
-    known: dict[str, Any] = {}
-    if path.exists():
-        with path.open(newline="") as file:
-            known = {row["parser"]: row for row in csv.DictReader(file)}
-    known |= {row["parser"]: row for row in rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(known[name] for name in order if name in known)
+    known = {row["parser"]: row for row in (*campaign_rows.read(path), *rows)}
+    campaign_rows.write(path, COLUMNS, [known[name] for name in order if name in known])
 
 
 def all_targets(folder: Path) -> list[Target]:

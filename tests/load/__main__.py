@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaign_rows import commit, read, write, write_environment
+from tests.campaign_rows import Rows, write_environment
 from tests.load import made
 
-TABLE = "load.csv"
 COLUMNS = ("part", "size", "input_bytes", "cpu_s", "wall_s", "peak_bytes", "commit")
 STEPS = 1000
 SRC = Path(__file__).parents[2] / "src"
@@ -76,19 +75,16 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS), help="these only")
     parser.add_argument("--out", type=Path, required=True, help="folder of load.csv, env.json")
     options = parser.parse_args()
-    rows = read(options.out / TABLE)
+    rows = Rows(options.out / "load.csv", COLUMNS, ("part", "size"))
     write_environment(options.out)
-    done = {(row["part"], int(row["size"])) for row in rows}
     for part in options.parts:
         make, sizes = PARTS[part]
         for size in sizes:
-            if (part, size) in done:
+            if rows.has(part, size):
                 continue
             with _folder() as folder:
                 row = measured(part, size, make(size, folder))
-            print(*row.values(), sep=" | ", flush=True)
-            rows.append(row)
-            write(options.out / TABLE, COLUMNS, rows)
+            print(*rows.add(row).values(), sep=" | ", flush=True)
     return 0
 
 
@@ -100,10 +96,7 @@ def measured(part: str, size: int, job: Job) -> dict[str, object]:
     )  # fmt: skip
     if result.returncode:
         sys.exit(f"{' '.join(job.arguments)}: {result.stderr}")
-    return {
-        "part": part, "size": size, "input_bytes": job.input_bytes, **json.loads(result.stdout),
-        "commit": commit(),
-    }  # fmt: skip
+    return {"part": part, "size": size, "input_bytes": job.input_bytes, **json.loads(result.stdout)}
 
 
 @contextmanager

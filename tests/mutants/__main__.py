@@ -9,7 +9,6 @@ commit come from a clone of it.
 """
 
 import argparse
-import csv
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests import campaign_rows
 from tests.mutants.draw import SEED, Mutant, draw
 from tests.mutants.trial import Found, Limits, Tree
 from tests.mutants.which import COUNTS, tests_of
@@ -80,10 +80,7 @@ def _kept(path: Path, again: set[tuple[str, ...]]) -> dict[tuple[str, ...], Row]
 
     again: mutants that are left out unless they were killed
     """
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = {_key(row): row for row in csv.DictReader(file)}
+    rows = {_key(row): row for row in campaign_rows.read(path)}
     return {key: row for key, row in rows.items() if row["outcome"] == "killed" or key not in again}
 
 
@@ -108,19 +105,15 @@ def _row(mutant: Mutant, found: Found, commit: str) -> Row:
 def _write(path: Path, drawn: list[Mutant], rows: dict[tuple[str, ...], Row]) -> None:
     """In the order in which they are drawn, then those of earlier sources; with what was found about those
     that survived."""
-    with VERDICTS.open(newline="", encoding="utf-8") as file:
-        verdicts = {
-            (row["file"], row["before"], row["after"]): row["verdict"] for row in csv.DictReader(file)
-        }
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        keys = [_key(mutant._asdict()) for mutant in drawn]
-        for key in dict.fromkeys([*keys, *rows]):
-            if key in rows:
-                row = rows[key]
-                verdict = verdicts.get((row["file"], row["before"], row["after"]), "")
-                writer.writerow(row | {"verdict": "" if row["outcome"] == "killed" else verdict})
+    of_place = {
+        (row["file"], row["before"], row["after"]): row["verdict"] for row in campaign_rows.read(VERDICTS)
+    }
+    keys = [_key(mutant._asdict()) for mutant in drawn]
+    ordered = [rows[key] for key in dict.fromkeys([*keys, *rows]) if key in rows]
+    for row in ordered:
+        place = row["file"], row["before"], row["after"]
+        row["verdict"] = "" if row["outcome"] == "killed" else of_place.get(place, "")
+    campaign_rows.write(path, COLUMNS, ordered)
 
 
 if __name__ == "__main__":

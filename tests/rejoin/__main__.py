@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tests.campaign_rows import commit, read, write, write_environment
+from tests.campaign_rows import Rows, write_environment
 
 SYSTEMS = ("lowband", "torchft")
 REPLICAS, EVERY, EXCHANGES, PATIENCE_S, STEP_S = 3, 10, 16, 20.0, 0.03
@@ -38,17 +38,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    file = options.out / "rejoin.csv"
-    rows = read(file)
-    done = {(row["system"], row["dies_at"], row["seed"]) for row in rows}
+    rows = Rows(options.out / "rejoin.csv", COLUMNS, ("system", "dies_at", "seed"))
     write_environment(options.out, "loopback")
     for seed in range(options.seeds):
         for dies_at in DIES_AT:
             for system in SYSTEMS:
-                if (system, str(dies_at or ""), str(seed)) not in done:
-                    rows.append(case(system, dies_at, seed))
-                    print(*rows[-1].values(), sep=" | ", flush=True)
-                    write(file, COLUMNS, rows)
+                if not rows.has(system, dies_at or "", seed):
+                    print(*rows.add(case(system, dies_at, seed)).values(), sep=" | ", flush=True)
     return 0
 
 
@@ -86,7 +82,7 @@ def case(system: str, dies_at: int | None, seed: int) -> dict[str, Any]:
         "began_again": found[1]["began"] if dies_at is not None else "",
         "same_weights": len({seen["weights"] for seen in found}) == 1,
         "same_outer": len({seen["outer"] for seen in found}) == 1,
-        "seconds": f"{time.monotonic() - start:.1f}", "commit": commit(),
+        "seconds": f"{time.monotonic() - start:.1f}",
     }  # fmt: skip
 
 

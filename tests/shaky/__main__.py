@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests import campaign_rows
+from tests.campaign_rows import Rows
 from tests.junit import counted
 from tests.shaky.groups import FORMERLY_FRAGILE
 
@@ -53,9 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of rounds.csv")
     options = parser.parse_args()
-    file = options.out / "rounds.csv"
-    rows = campaign_rows.read(file)
-    done = {(int(row["round"]), int(row["loops"]), row["group"]) for row in rows}
+    rows = Rows(options.out / "rounds.csv", COLUMNS, ("round", "loops", "group"))
     groups = (
         {FAST: FAST_PART} if options.fast else {k: [*ONE_PROCESS, *v] for k, v in FORMERLY_FRAGILE.items()}
     )
@@ -63,7 +61,7 @@ def main() -> int:
         (at, group)
         for at in range(options.rounds)
         for group in groups
-        if (at, options.loops, group) not in done
+        if not rows.has(at, options.loops, group)
     ]
     pool = ThreadPoolExecutor(options.at_once)
     with busy(options.loops):
@@ -72,9 +70,7 @@ def main() -> int:
             for ended in as_completed(running):
                 at, group = running[ended]
                 beside = {"round": at, "loops": options.loops, "at_once": options.at_once, "group": group}
-                rows.append(beside | ended.result())
-                print(*rows[-1].values(), sep=" | ", flush=True)
-                campaign_rows.write(file, COLUMNS, rows)
+                print(*rows.add(beside | ended.result()).values(), sep=" | ", flush=True)
         finally:  # what cannot be run ends the campaign, not after all others
             pool.shutdown(cancel_futures=True)
     return int(any(int(row["failed"]) for row in rows))
@@ -93,12 +89,9 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def tried(arguments: list[str]) -> dict[str, object]:
-    """Counts of one pytest, its time and the commit."""
+    """Counts of one pytest, and its time."""
     start = time.monotonic()
-    return {
-        **counted(arguments), "seconds": f"{time.monotonic() - start:.0f}",
-        "commit": campaign_rows.commit(),
-    }  # fmt: skip
+    return {**counted(arguments), "seconds": f"{time.monotonic() - start:.0f}"}
 
 
 if __name__ == "__main__":

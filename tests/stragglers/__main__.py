@@ -18,11 +18,10 @@ from statistics import median
 
 from lowband.box import links
 from lowband.spec.records import Outcome, StepRecord
-from tests.campaign_rows import commit, read, write, write_environment
+from tests.campaign_rows import Rows, write_environment
 from tests.stragglers.draw import Trial, trial
 from tests.stragglers.trial import Running, is_right
 
-TABLE = "trials.csv"
 AT_ONCE = 5  # computation is paced: they mostly wait
 TRIES = 3
 COLUMNS = (
@@ -41,12 +40,12 @@ def main() -> int:
     if reason := links.missing():
         print(f"no slow links: {reason}")
         return 2
-    rows = read(options.out / TABLE) if options.out else []
+    rows = Rows(options.out and options.out / "trials.csv", COLUMNS, ("seed", "kind"))
     if options.out:
         write_environment(options.out)
-    done = {(int(row["seed"]), row["kind"] != "none") for row in rows}
     seeds = [options.seed] if options.trials is None else range(options.trials)
-    left = [trial(*each) for each in product(seeds, (True, False)) if each not in done]
+    drawn = [trial(*each) for each in product(seeds, (True, False))]
+    left = [each for each in drawn if not rows.has(each.seed, each.kind)]
     running: list[Running] = []
     tried: Counter[Trial] = Counter()
     while left or running:
@@ -60,10 +59,7 @@ def main() -> int:
             if outcome.status == "overloaded" and tried[each.trial] < TRIES:  # its pace did not hold
                 left.append(each.trial)
                 continue
-            rows.append(_row(each, outcome, steps))
-            print(*(rows[-1][key] for key in COLUMNS[:-1]), sep=" | ", flush=True)
-            if options.out:
-                write(options.out / TABLE, COLUMNS, rows)
+            print(*rows.add(_row(each, outcome, steps)).values(), sep=" | ", flush=True)
     return int(any(str(row["is_right"]) != "True" for row in rows))
 
 
@@ -76,7 +72,7 @@ def _row(run: Running, outcome: Outcome, steps: list[StepRecord]) -> dict[str, o
         "node": drawn.node, "named": named,
         "is_right": is_ok and is_right(drawn, outcome.slow),
         "real_share": f"{median(step.real_share or 0.0 for step in steps):.2f}" if steps else "",
-        "seconds": f"{time.monotonic() - run.started:.1f}", "commit": commit(),
+        "seconds": f"{time.monotonic() - run.started:.1f}",
     }  # fmt: skip
 
 

@@ -13,12 +13,11 @@ import tempfile
 from pathlib import Path
 
 from lowband.spec.run_folder import RunFolder
-from tests.campaign_rows import commit, read, write, write_environment
+from tests.campaign_rows import Rows, write_environment
 from tests.dist.started import ROOT
 from tests.twice.cases import CASES, COMMANDS, LONGEST_S
 from tests.twice.runs import run_folder
 
-TABLE = "twice.csv"
 COLUMNS = ("what", "against", "is_promised", "same", "first_difference", "why", "commit")
 ITSELF = "itself"
 ATTEMPTS = ("1", "2")  # also the hash seeds
@@ -31,23 +30,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of twice.csv, env.json")
     options = parser.parse_args()
     write_environment(options.out)
-    rows = read(options.out / TABLE)
-    done = {(row["what"], row["against"]) for row in rows}
+    rows = Rows(options.out / "twice.csv", COLUMNS, ("what", "against"))
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         _train_twice(work, options.only)
         for name, against, promised, why, compare in _comparisons(work):
-            if (name, against) in done or (options.only and name not in options.only):
+            if rows.has(name, against) or (options.only and name not in options.only):
                 continue
             difference = compare()
             row = {
                 "what": name, "against": against, "is_promised": promised, "same": not difference,
                 "first_difference": difference, "why": why if difference else "",
-                "commit": commit(),
             }  # fmt: skip
-            print(*row.values(), sep=" | ", flush=True)
-            rows.append(row)
-            write(options.out / TABLE, COLUMNS, rows)
+            print(*rows.add(row).values(), sep=" | ", flush=True)
     return int(any(str(row["is_promised"]) == "True" != str(row["same"]) for row in rows))
 
 

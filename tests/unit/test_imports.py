@@ -1,14 +1,19 @@
 """What import-linter does not say: no two modules import each other, and who may ask for the job's ranks."""
 
 import re
-import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 import lowband
+from tests import environments
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_no_circle() -> None:
@@ -36,12 +41,25 @@ def test_only_transport_asks_for_the_ranks_of_the_job() -> None:
     assert outside == {Path("run/ranks.py")}
 
 
-def test_the_workflow_needs_no_library_but_those_of_its_environment() -> None:
-    """`make figures` makes one without the extras `dev` and `train`."""
-    rules = Path(__file__).parents[2] / "workflow" / "rules" / "common.smk"
-    modules = re.findall(r"^from (lowband[.\w]*) import", rules.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(modules) > 10
-    missing = "import sys; sys.modules |= dict.fromkeys(['scipy', 'torch', 'hypothesis', 'transformers'])"
-    asked = f"{missing}; import importlib; [importlib.import_module(name) for name in {modules}]"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_what_plans_and_reports_imports_packages_of_the_extra_report() -> None:
+    """Of its own choice, wherever in a module: `make figures` makes an environment without all others."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("lowband", include_external_packages=True, cache_dir=None)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [wings] = [
+        contract["source_modules"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "forbidden"
+    ]
+    of_package = packages_distributions()
+    installed = environments.required("report")
+    outside = {
+        f"{importer} imports {package}"
+        for package in graph.modules - {"simgrid"}  # Debian's, of an interpreter of its own
+        if not package.startswith("lowband") and package not in sys.stdlib_module_names
+        for importer in graph.find_modules_that_directly_import(package)
+        if importer.startswith(tuple(wings))
+        and installed.isdisjoint(map(canonicalize_name, of_package.get(package, [])))
+    }
+    assert outside == set()
+    assert "scipy" in graph.modules

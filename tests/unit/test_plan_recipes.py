@@ -120,7 +120,9 @@ def times(name: str) -> list[float]:
     return [float(predict(job, interval=False).step_time_s) for job in RECIPES[name].jobs()]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] * (name in ("530b", "175b"))) for name in RECIPES]
+)
 def test_the_planner_is_no_slower_than_a_recipe_that_fits(name: str) -> None:
     seconds, peak, software, job = first(name)
     fitting = [

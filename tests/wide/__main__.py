@@ -13,7 +13,7 @@ from pathlib import Path
 from pprint import pprint
 from typing import Any
 
-from tests import campaign_rows
+from tests.campaign_rows import Rows
 from tests.wide.cases import Case
 from tests.wide.draw import case
 from tests.wide.trials import Outcome, quiet, tried
@@ -37,20 +37,18 @@ def main() -> int:
         outcome = tried(drawn, options.limit)
         print(outcome.outcome, outcome.largest, outcome.said, f"{outcome.seconds:.1f} s", sep=" | ")
         return int(bool(outcome.wrong))
-    rows = {int(row["seed"]): row for row in (campaign_rows.read(options.out) if options.out else [])}
+    rows = Rows(options.out, COLUMNS)
     for seed in range(options.first, options.first + options.cases):
-        if seed in rows:
+        if rows.has(seed):
             continue
         with quiet():
             outcome = tried(case(seed), options.limit)
-        rows[seed] = _row(outcome)
+        rows.add(_row(outcome))
         if outcome.wrong:
             print(f"seed {seed}: {outcome.wrong}", flush=True)
-        if options.out is not None:
-            campaign_rows.write(options.out, COLUMNS, [rows[seed] for seed in sorted(rows)])
-    wrong = sum(bool(row["wrong"]) for row in rows.values())
-    print(f"{len(rows)} cases, {wrong} wrong")
-    return min(wrong, 1)
+    wrong = [bool(row["wrong"]) for row in rows]
+    print(f"{len(wrong)} cases, {sum(wrong)} wrong")
+    return int(any(wrong))
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
@@ -60,7 +58,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "said": outcome.said,
         "wrong": outcome.wrong,
         "seconds": f"{outcome.seconds:.2f}",
-        "commit": campaign_rows.commit(),
     }
 
 

@@ -4,13 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import trees
+from trees import PLAIN
 
 from tests.interpreter import Warm
-
-PLAIN = (
-    "snakemake.cli", "pandas", "matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg",
-    "seaborn", "pydantic", "jinja2", "psutil", "papermill.cli",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

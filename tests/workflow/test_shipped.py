@@ -1,37 +1,45 @@
-"""Everything redrawn from the shipped measurements, once, without torch; then each thing that it made."""
+"""Everything redrawn from the shipped measurements, once, in the environment that `make figures` makes; then
+each thing that it made."""
 
+import functools
 import getpass
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import browser
 import IPython.display
 import pytest
+import trees
 from pandas.testing import assert_frame_equal
 from rocrate.rocrate import ROCrate
 from rocrate_validator import services
 from rocrate_validator.utils.http import HttpRequester
-from trees import ROOT, copy_tree, planned, snakemake
+from trees import PLAIN, ROOT, copy_tree, planned, snakemake
 
 from lowband.evidence.report.documents.code import claims
 from lowband.evidence.report.figures import FIGURES, write_figure
 from lowband.evidence.report.provenance import METADATA
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
+from tests import environments
 from tests.drawn_figures import check_origin, check_print
+from tests.interpreter import Warm
 
 SHIPPED = ("--config", "measurements=shipped", "results=shipped")
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "workflow" / "notebooks").glob("*.ipynb"))
 EXECUTED = "kernels"  # by the workflow without --wide
-NO_TORCH = "raise ImportError('torch is not needed here')\n"
+SET_UP = ("Makefile", "README.md", "pyproject.toml")
 
 
 # The commands of a dry run that make tables and figures, one after the other. In processes of their own each
@@ -47,32 +55,69 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """The tree after `make figures`, but for its set-up. Its tables and figures are made in one process, by
-    the commands that the workflow shows, and it has one notebook, as each starts a kernel; with --wide all is
-    made by the workflow, in a process each.
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree before `make figures`."""
+    return copy_tree(tmp_path_factory.mktemp("shipped"))
+
+
+@functools.cache
+def unreachable() -> str:
+    """Why pip can install nothing here; "" where it can."""
+    pins = (ROOT / "envs" / "constraints.txt").read_text().splitlines()
+    [pin] = [line for line in pins if line.startswith("pydantic==")]
+    with TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, pin]
+        asked = subprocess.run(pip, capture_output=True, text=True)
+    return asked.stderr.strip().splitlines()[-1] if asked.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def python(empty: Path, request: pytest.FixtureRequest) -> Path:
+    """The interpreter of an environment with nothing but what `make figures` installs: links to what is
+    installed here, and with --wide truly installed, where it can be."""
+    if request.config.getoption("--wide") and not unreachable():
+        for name in SET_UP:
+            shutil.copy2(ROOT / name, empty)
+        command = ["make", "-C", str(empty), f"PYTHON={sys.executable}", ".venv-report/.installed"]
+        subprocess.run(command, check=True)
+        return empty / ".venv-report" / "bin" / "python"
+    return environments.made(empty / ".venv-report", *environments.REPORT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands(python: Path, warm: Warm | None) -> Iterator[None]:
+    """All of the workflow are that interpreter's."""
+    with Warm(python) as program, pytest.MonkeyPatch.context() as patch:
+        if warm is not None:
+            program.serve("plain", *PLAIN)
+        patch.setattr(trees, "python", lambda: str(program.path if warm else python))
+        yield
+
+
+@pytest.fixture(scope="module")
+def tree(empty: Path, python: Path, request: pytest.FixtureRequest) -> Path:
+    """The tree after `make figures`. Its tables and figures are made in one process, by the commands that the
+    workflow shows, and it has one notebook, as each starts a kernel; with --wide all is made by the workflow,
+    in a process each.
     """
-    tree = copy_tree(tmp_path_factory.mktemp("shipped"))
-    (tree / "blocked").mkdir()
-    (tree / "blocked" / "torch.py").write_text(NO_TORCH)
     are_together = not request.config.getoption("--wide")
     if are_together:
         for name in {*NOTEBOOKS} - {EXECUTED}:
-            (tree / "workflow" / "notebooks" / f"{name}.ipynb").unlink()
-        _make_together(tree)
-    result = snakemake(tree, *SHIPPED, path=str(tree / "blocked"))
+            (empty / "workflow" / "notebooks" / f"{name}.ipynb").unlink()
+        _make_together(empty, python)
+    result = snakemake(empty, *SHIPPED)
     assert result.returncode == 0, result.stderr[-4000:]
     assert are_together != ({"table", "figure", "predict"} <= set(planned(result)))
-    return tree
+    return empty
 
 
-def _make_together(tree: Path) -> None:
+def _make_together(tree: Path, python: Path) -> None:
     shown = snakemake(tree, "-n", "-p", *SHIPPED)
     assert shown.returncode == 0, shown.stderr[-4000:]
     raw = snakemake(tree, "--until", "shipped", *SHIPPED)
     assert raw.returncode == 0, raw.stderr[-4000:]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "blocked"), str(tree / "src")])}
-    together = [sys.executable, "-c", TOGETHER]
+    env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    together = [python, "-c", TOGETHER]
     made = subprocess.run(together, input=shown.stdout, cwd=tree, env=env, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[-4000:]
 
@@ -80,6 +125,13 @@ def _make_together(tree: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tree: Path) -> Path:
     return tree / "results" / "shipped"
+
+
+@pytest.mark.wide
+def test_the_environment_is_installed(empty: Path, python: Path) -> None:
+    if unreachable():
+        pytest.skip(f"nothing can be installed here: {unreachable()}")
+    assert (empty / ".venv-report" / ".installed").is_file()
 
 
 def test_everything_is_there(tree: Path, results: Path) -> None:

@@ -5,16 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from packaging.metadata import Metadata
-from packaging.requirements import Requirement
 from trees import ROOT
 
 import lowband
+from tests import environments
 
 EXAMPLE = """
 import torch
@@ -44,7 +43,7 @@ class Installed:
     """A virtual environment with the wheel and what the wheel requires, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        tree, self.folder, environment = folder / "tree", folder / "empty", folder / "venv"
+        tree, self.folder = folder / "tree", folder / "empty"
         for part in ("pyproject.toml", "README.md", "LICENSE"):
             tree.mkdir(exist_ok=True)
             shutil.copy2(ROOT / part, tree)
@@ -56,15 +55,12 @@ class Installed:
         subprocess.run([*pip, "wheel", *built, tree], check=True)
         shutil.rmtree(tree)
         [self.wheel] = folder.glob("*.whl")
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-        self.programs = environment / "bin"
-        at = ["--python", self.programs / "python"]
+        python = environments.made(folder / "venv")
+        self.programs = python.parent
+        at = ["--python", python]
         subprocess.run([*pip, *at, "install", "--no-deps", "--no-index", self.wheel], check=True)
-        [packages] = environment.glob("lib/python*/site-packages")
         self.train = folder / "train"
-        link(required("lowband", set()), folder / "required")
-        link(required("lowband", {"train"}), self.train)
-        (packages / "required.pth").write_text(f"{folder / 'required'}\n")
+        environments.link(environments.required("train"), self.train)
         self.folder.mkdir()
 
     def run(self, *command: str, path: str = "") -> subprocess.CompletedProcess[str]:
@@ -74,30 +70,6 @@ class Installed:
             [self.programs / command[0], *command[1:]], cwd=self.folder, text=True, capture_output=True,
             env=variables | ({"PYTHONPATH": path} if path else {}), timeout=600,
         )  # fmt: skip
-
-
-def required(name: str, extras: set[str]) -> set[str]:
-    """The packages that a package requires, directly or not, by what is installed here."""
-    found: set[str] = set()
-    asked = [(name, frozenset(extras))]
-    for package, wanted in asked:
-        for line in distribution(package).requires or []:
-            one = Requirement(line)
-            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *wanted)):
-                found.add(one.name)
-                more = (one.name, frozenset(one.extras))
-                asked += [] if more in asked else [more]
-    return found
-
-
-def link(packages: set[str], folder: Path) -> None:
-    """Links to the packages' files, as if they alone were installed."""
-    folder.mkdir()
-    for package in packages:
-        for name in {file.parts[0] for file in distribution(package).files or []} - {"..", "__pycache__"}:
-            link = folder / name
-            if not link.exists():
-                link.symlink_to(Path(str(distribution(package).locate_file(name))))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "CITATION.cff", "LICENSE")
+# What commands without torch import most of their time.
+PLAIN = (
+    "snakemake.cli", "pandas", "matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg",
+    "seaborn", "pydantic", "jinja2", "psutil", "papermill.cli",
+)  # fmt: skip
 
 
 def python() -> str:
@@ -28,14 +33,12 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def snakemake(
-    tree: Path, *arguments: str, path: str = "", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run it in the tree; `path` goes before the tree's own code on PYTHONPATH."""
+def snakemake(tree: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run it in the tree."""
     return subprocess.run(
         [python(), "-m", "snakemake", "--cores", "2", *arguments],
         cwd=cwd or tree,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(tree / "src")]))},
+        env={**os.environ, "PYTHONPATH": str(tree / "src")},
         capture_output=True,
         text=True,
     )
