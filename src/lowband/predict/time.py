@@ -24,9 +24,10 @@ Replicas that meet seldom wait for each other besides (meeting.py).
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
 idle time (bubble.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
-sends each micro-batch's activations v times each way (stage_messages.py). Breadth-first (Lamy-Poirier,
-arXiv 2211.05953) runs all M micro-batches through a unit in turn, so a unit is gathered and reduced once per
-step, not once per micro-batch, behind M f or M b.
+sends each micro-batch's activations v times each way (stage_messages.py), which a stack waits for, or which
+travel beside the computation, as far as the schedule has something to compute meanwhile
+(cost/stages_step.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all M micro-batches through a unit
+in turn, so a unit is gathered and reduced once per step, not once per micro-batch, behind M f or M b.
 
 Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
 (cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.
@@ -64,14 +65,13 @@ from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.cost.tiers import GIGA
-from lowband.predict.bubble import bubble_s
+from lowband.predict.bubble import along_pipeline
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Lane, Passes, total
 from lowband.predict.footprint import kept
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits, way
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF, WORLD, Levels
@@ -151,8 +151,10 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     add("stash", micro_batches * blocks * stash_s)
     add("fetch", micro_batches * blocks * fetch_s)
-    exchange = exchange_s(job, other)
-    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
+    if job.is_in_stages:
+        sent, idle = along_pipeline(job, place, w, forward_s, backward_s, other)
+        add("pipeline_exchange", sent)
+        add("bubble", idle)
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
@@ -162,8 +164,6 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in _computed(middle, place, micro_batches).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    if job.is_in_stages:
-        add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
