@@ -58,8 +58,7 @@ def _simulated(
             end = arrivals[need]
         ends[rank] = end = end + seconds[which]
         if behind >= 0:
-            if left[rank] > end:
-                end = left[rank]
+            end = max(end, left[rank])
             left[rank] = end = end + send_s[behind]
         arrivals.append(end)
     return max(ends)
