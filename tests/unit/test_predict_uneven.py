@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from test_predict_stages import MODEL, ROOT, run
 
+from lowband.__main__ import main
 from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.stages import parts
@@ -91,7 +92,7 @@ def test_a_step_is_played_with_each_stages_time(
 ) -> None:
     """Also with fewer micro-batches than ranks. Nothing is exchanged along data."""
     one = job(schedule, chunks, layers, accumulation=accumulation, recompute=recompute)
-    stack = OURS.model_copy(update={"launch_us": None, "unit_us": None})
+    stack = OURS.model_copy(update={"launch_us": None, "unit_us": None, "hidden_sends": "none"})
     items = step_time(replace(one, stack=stack)).items
     block = work(Computer(ALIKE, "bf16"), SEVEN, 1, 32, recompute, "flash")
     send_s = float(items["pipeline_exchange"]) / accumulation / chunks / 2
@@ -100,6 +101,17 @@ def test_a_step_is_played_with_each_stages_time(
     assert any(sum(found.values()) == pytest.approx(of_rank, rel=1e-9) for of_rank in busy)
     assert sum(found.values()) + float(items["bubble"]) == pytest.approx(step_s, rel=1e-9)
     assert not any(float(time) for name, time in items.items() if name.startswith("exposed"))
+
+
+@pytest.mark.parametrize("layers", [["0", "16", "16", "16"], ["16", "16", "16", "0"]])
+def test_a_stage_without_blocks_is_refused_in_a_line(
+    layers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron-LM can have its embedding or its head alone in a stage."""
+    asked = ["predict", "--cluster", "frontier", "--model", "gpt-22b", "--scheme", "zero1", "--gpus", "8"]
+    assert main([*asked, "--pp", "4", "--layers", *layers]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("'0': a stage of embeddings or head alone (allowed: 1 or more blocks each)")
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("breadth-first", 1), ("zb-h1", 1)])

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from lowband.cost.collectives import Network
-from lowband.predict.stage_messages import boundaries, exchange_s, tied_s
+from lowband.predict.stage_messages import boundaries, exchange_s, sends_s, tied_s
+from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.config import Config
 from lowband.spec.suites import Suite, expand
@@ -55,6 +56,35 @@ def test_the_slowest_link_decides_although_others_are_fast() -> None:
     more = 3 * moved / _network(job).rate("world")
     assert later.slowest - at_once.slowest == pytest.approx(more)
     assert later.mean - at_once.mean == pytest.approx(more / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ({"pipeline": 4}, [0, 1, 2, 3]),
+        ({"pipeline": 2, "schedule": "interleaved", "chunks": 2}, [0, 1, 0, 1]),
+        ({"pipeline": 2, "schedule": "zb-v", "chunks": 2}, [0, 1, 1, 0]),
+    ],
+)
+def test_a_message_behind_each_stage_takes_its_link(options: dict[str, object], places: list[int]) -> None:
+    job = _job(model="gpt-240k" if "chunks" in options else "gpt-600k", **options)
+    group, levels, network = job.mesh.group("pipeline", 0), job.mesh.levels("pipeline"), _network(job)
+    moved = 2 * 2 * 64 * job.model.hidden
+    for (here, there), found in zip(pairwise(places), sends_s(job, network), strict=True):
+        level = levels.common(group[here], group[there]) if here != there else None
+        seconds = network.base_s + network.latency_s(level) + moved / network.rate(level) if level else 0
+        assert found == pytest.approx(seconds)
+
+
+def test_only_a_stack_that_waits_adds_every_message() -> None:
+    """Two ranks come back to their first one after one of a micro-batch's two messages."""
+    job = replace(_job(pipeline=2, model="gpt-240k"), faster={"world": 1 / 100})
+    waits = replace(job, stack=job.stack.with_options({"hidden_sends": "none"}))
+    interleaved = replace(job, stack=job.stack.with_options({"hidden_sends": "interleaved"}))
+    hidden, added = (step_time(each).items for each in (job, waits))
+    assert hidden["pipeline_exchange"] == pytest.approx(added["pipeline_exchange"] / 2, rel=0.01)
+    assert hidden["bubble"] < added["bubble"]
+    assert step_time(interleaved).items == added
 
 
 def test_a_tied_head_is_exchanged_once_a_step() -> None:

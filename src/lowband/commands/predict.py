@@ -23,6 +23,14 @@ ROUTES = ["merged"]
 RECOMPUTE = ["none", "selective", "op", "full", "host"]
 
 
+def blocks(text: str) -> int:
+    """Parse a stage's number of blocks. Raises the error that argparse reports in one line."""
+    if text.strip() == "0":
+        what = f"'{text}': a stage of embeddings or head alone (allowed: 1 or more blocks each)"
+        raise argparse.ArgumentTypeError(what)
+    return at_least_one(text)
+
+
 def add(commands: Any) -> None:
     predict = add_verb(
         commands, _predict, "predict", "time and memory of a scheme on a cluster, item by item",
@@ -52,7 +60,7 @@ def add(commands: Any) -> None:
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
     )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
-    predict.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
+    predict.add_argument("--layers", nargs="+", type=blocks, default=[], help=LAYERS)
     predict.add_argument("--strict", action="store_true", help="exit code 1 if any point does not fit")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")

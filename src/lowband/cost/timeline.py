@@ -15,8 +15,6 @@ from lowband.cost.numbers import Num
 from lowband.spec.schedule import Done, Lists, stages, walk
 from lowband.spec.schedules import Name, lists
 
-FILLED = 6  # micro-batches per rank: beyond them a pipeline of uneven stages is in its steady state
-
 ByStage = Num | Sequence[Num]  # a sequence: one for each stage; a number or array: the same for all of them
 
 
@@ -119,25 +117,6 @@ def _idle_s(
     idle = simulated(min(micro_batches, most))
     beyond = micro_batches - most
     return idle + beyond * (idle - simulated(most - 1)) if beyond > 0 else idle
-
-
-@lru_cache(maxsize=2**14)
-def step_s(
-    name: Name, ranks: int, micro_batches: int, of_stage: tuple[tuple[float, float, float], ...]
-) -> float:
-    """Seconds of a named schedule's step where stages differ.
-
-    of_stage: by stage, seconds of a forward, and of a backward's input and weight part, sends included
-
-    Simulated for at most 6 micro-batches per rank: from there on each round of them, one per rank, adds as
-    much as the last one, because the slowest rank is never idle.
-    """
-    if micro_batches > FILLED * ranks:
-        at = (FILLED - 1) * ranks + 1 + (micro_batches - 1) % ranks
-        here, before = (step_s(name, ranks, each, of_stage) for each in (at, at - ranks))
-        return here + (micro_batches - at) // ranks * (here - before)
-    schedule = lists(name, ranks, micro_batches, len(of_stage) // ranks)
-    return float(timeline(schedule, *zip(*of_stage, strict=True)).step_s)
 
 
 def idle_passes(ranks: int, micro_batches: Num, chunks: int) -> Num:

@@ -1,7 +1,9 @@
 """Seconds of messages between a pipeline's stages: activations, their gradients, a tied head's gradient.
 
-Ranks that are neighbours along the pipeline may be in one node or in two. The slowest of these links sets the
-pace while the pipeline is full; as it fills and empties, each micro-batch crosses all of them once.
+Ranks that are neighbours along the pipeline may be in one node or in two. A stack that waits for each message
+waits for the slowest of these links while the pipeline is full; as it fills and empties, each micro-batch
+crosses all of them once. What messages add that travel beside the computation is played with every link's own
+time (bubble.py).
 """
 
 from math import prod
@@ -11,6 +13,7 @@ from lowband.cost.collectives import Network
 from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import Digit
+from lowband.spec.schedules import SCHEDULES
 
 
 class Exchange(NamedTuple):
@@ -26,11 +29,30 @@ def exchange_s(job: Workload, network: Network) -> Exchange:
     digits = job.mesh.along("pipeline")
     if not digits:
         return Exchange(0.0, 0.0)
-    moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
-    times = [2 * job.axes.chunks * _message_s(network, digit.level, moved) for digit in digits]
+    times = [2 * job.axes.chunks * time for time in _by_level(job, network, digits)]
     crossed = boundaries(digits)
     mean = sum(n * time for n, time in zip(crossed, times, strict=True)) / sum(crossed)
     return Exchange(times[-1], mean)
+
+
+def sends_s(job: Workload, network: Network) -> list[Num]:
+    """Seconds of one message behind each stage but the last; 0 where the next one is on the same rank."""
+    digits, axes = job.mesh.along("pipeline"), job.axes
+    times, in_a_vee = _by_level(job, network, digits), SCHEDULES[axes.row].in_a_vee
+
+    def rank_of(stage: int) -> int:
+        turn, at = divmod(stage, axes.pipeline)
+        return axes.pipeline - 1 - at if in_a_vee and turn else at
+
+    found = list[Num]()
+    for stage in range(axes.stages - 1):
+        here, there = rank_of(stage), rank_of(stage + 1)
+        crossed: Num = 0.0
+        for digit, time in zip(digits, times, strict=True):  # the outermost one in which they differ
+            crossed = time if here != there else crossed
+            here, there = here // digit.count, there // digit.count
+        found.append(crossed)
+    return found
 
 
 def boundaries(digits: list[Digit]) -> list[int]:
@@ -46,6 +68,12 @@ def tied_s(job: Workload, network: Network) -> Num:
         return 0.0
     numel = job.model.vocab * job.model.hidden / job.axes.tensor
     return _message_s(network, digits[-1].level, 4 * numel / job.levels.size(job.scheme.optim))
+
+
+def _by_level(job: Workload, network: Network, digits: list[Digit]) -> list[Num]:
+    """Of one message over each of the pipeline's levels, inner first."""
+    moved = 2 * job.micro_batch * job.own_tokens * job.model.hidden / job.axes.tensor
+    return [_message_s(network, digit.level, moved) for digit in digits]
 
 
 def _message_s(network: Network, level: str, sent: Num) -> Num:

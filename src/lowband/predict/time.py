@@ -24,9 +24,10 @@ Replicas that meet seldom wait for each other besides (meeting.py).
 Tensor parallelism adds, per block, two all-reduces of the activations in forward and in backward (and in full
 recomputation), hidden only where the stack hides them. A pipeline over p ranks, v stages on each, adds its
 idle time (bubble.py), (p - 1) / v passes of a micro-batch where M >= p and no backward is split, and
-sends each micro-batch's activations v times each way (stage_messages.py). Breadth-first (Lamy-Poirier,
-arXiv 2211.05953) runs all M micro-batches through a unit in turn, so a unit is gathered and reduced once per
-step, not once per micro-batch, behind M f or M b.
+sends each micro-batch's activations v times each way (stage_messages.py), which a stack waits for, or which
+travel beside the computation, as far as the schedule has something to compute meanwhile
+(cost/stages_step.py). Breadth-first (Lamy-Poirier, arXiv 2211.05953) runs all M micro-batches through a unit
+in turn, so a unit is gathered and reduced once per step, not once per micro-batch, behind M f or M b.
 
 Ranks along context compute with their part of the tokens, attention as long as the one that has most of it
 (cost/context_load.py), and wait in each block for what does not hide behind it (context.py): item `context`.
@@ -47,34 +48,28 @@ All computation takes as long as on the slowest of the ranks (cost/stragglers.py
 middle device's is the item `straggler`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.cost.buffers import by_bucket
-from lowband.cost.bytes import Transfer, experts_apart, transfers
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
-from lowband.cost.lora import of_frozen
-from lowband.cost.matrices import NAMES as MATRIX_NAMES
-from lowband.cost.matrices import exchange_s as exchange_s_of_matrices
 from lowband.cost.memory import MOMENT_BYTES
 from lowband.cost.numbers import Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.cost.tiers import GIGA
-from lowband.predict.bubble import bubble_s
+from lowband.predict.bubble import along_pipeline
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
-from lowband.predict.exposed import Lane, Passes, total
+from lowband.predict.exposed import Passes, total
 from lowband.predict.footprint import kept
+from lowband.predict.lanes import lanes, matrices_s
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.stage_messages import exchange_s, tied_s
 from lowband.predict.tiers import tier_waits, way
 from lowband.predict.workload import Workload
-from lowband.spec.mesh import SELF, WORLD, Levels
+from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
@@ -119,7 +114,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
-    root, block = _lanes(job, place, network, computer)
+    root, block = lanes(job, place, network, computer)
     blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     # Attention, and an MLP, which share one exchange where they have the same input.
@@ -134,7 +129,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
     backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
-    matrices = _matrices_s(job, place, network)  # between the last backward and the update, and behind it
+    matrices = matrices_s(job, place, network)  # between the last backward and the update, and behind it
     items: dict[str, Num] = {**dict.fromkeys(ITEMS, 0.0), **{f"exposed_{k}": v for k, v in matrices.items()}}
 
     def add(name: str, time: Num) -> None:
@@ -151,8 +146,10 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
     add("stash", micro_batches * blocks * stash_s)
     add("fetch", micro_batches * blocks * fetch_s)
-    exchange = exchange_s(job, other)
-    add("pipeline_exchange", micro_batches * exchange.slowest + tied_s(job, other))
+    if job.is_in_stages:
+        sent, idle = along_pipeline(job, place, w, forward_s, backward_s, other)
+        add("pipeline_exchange", sent)
+        add("bubble", idle)
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
     in_backwards = micro_batches * (blocks * backward_s + place.heads * w.head_backward)
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
@@ -162,8 +159,6 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in _computed(middle, place, micro_batches).items():
         add(name, time)
     add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
-    if job.is_in_stages:
-        add("bubble", bubble_s(job, place, w, forward_s, backward_s, exchange))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}
@@ -214,20 +209,6 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     return optimizer + outer / sync.every
 
 
-def _matrices_s(job: Workload, place: Place, network: Network) -> dict[str, Num]:
-    """Seconds of what travels to and from the owners of whole matrices, where the optimizer needs them. Ranks
-    along tensor, whose parts of matrices would have to be put together, too, share them."""
-    if job.stack.optimizer != "muon":
-        return {}
-    apart, shapes = experts_apart(job.model, job.axes.expert), job.model.unit_shapes
-    units = tuple(tuple(unit) for unit in shapes(apart)[-place.blocks :])
-    once = exchange_s_of_matrices(network, units, job.levels, job.scheme.optim, job.axes.tensor)
-    if apart:
-        experts = ((*apart.values(),),) * place.blocks
-        once = once + exchange_s_of_matrices(network, experts, job.levels_alike, job.scheme.optim)
-    return dict.fromkeys(MATRIX_NAMES, once)
-
-
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:
     """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
 
@@ -240,80 +221,6 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case
     hooks = job.scheme.grads != SELF  # where every rank has whole gradients, nothing hooks a unit
     wait = passes * seconds(job.stack.unit_us, case) if hooks else 0.0
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
-
-
-def _lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
-    """Seconds of each collective of the root and of a block."""
-    of = job, network, computer
-    if job.lora is not None:
-        return _lanes_of_adapted(*of, place.numels)
-    root, block = _lanes_of(*of, place.numels, job.levels)
-    if not place.experts:
-        return root, block
-    _, experts = _lanes_of(*of, place.expert_numels, job.levels_alike)
-    return root, {name: block.get(name, 0.0) + experts.get(name, 0.0) for name in block | experts}
-
-
-def _lanes_of_adapted(
-    job: Workload, network: Network, computer: Computer, frozen: Sequence[int]
-) -> tuple[Lane, Lane]:
-    """Passes gather all weights; gradients, and new weights, are those of the adapters."""
-    at_rest = replace(job, scheme=of_frozen(job.scheme))
-    numels = [a + b for a, b in zip(frozen, job.adapters, strict=True)]
-    gathered = _lanes_of(at_rest, network, computer, numels, job.levels)
-    trained = _lanes_of(job, network, computer, job.adapters, job.levels)
-    passes = (FORWARD_GATHER.name, BACKWARD_GATHER.name)
-    root, block = (
-        {name: time for name, time in every.items() if name in passes}
-        | {name: time for name, time in some.items() if name not in passes}
-        for every, some in zip(gathered, trained, strict=True)
-    )
-    return root, block
-
-
-def _lanes_of(
-    job: Workload, network: Network, computer: Computer, numels: Sequence[int], levels: Levels
-) -> tuple[Lane, Lane]:
-    """numels: elements of units, the root's first; levels: over which they are placed"""
-    reductions = len(by_bucket(numels, job.scheme, levels, job.stack.reduce_dtype)) / len(numels)
-    root, block, *_ = numels
-    of = job, network, computer, levels
-    return (
-        _lane(*of, root, reductions, is_root=True) if root else {},
-        _lane(*of, block, reductions, is_root=False),
-    )
-
-
-def _lane(
-    job: Workload,
-    network: Network,
-    computer: Computer,
-    levels: Levels,
-    numel: int,
-    reductions: float,
-    is_root: bool,
-) -> Lane:
-    """Seconds of each collective of one unit: messages and quantization.
-
-    reductions: of gradients, per unit: fewer than one where units share a bucket
-    """
-    parts: dict[str, list[Transfer]] = {}
-    for t in transfers(numel, is_root, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype):
-        parts.setdefault(t.collective.name, []).append(t)
-    cut = {
-        "masters": 1.0,
-        "weights": number(job.stack.gathers, network.case),
-        "gradients": number(job.stack.reductions, network.case),
-    }
-
-    def pieces(carries: str) -> float:
-        return (reductions if carries == "gradients" else 1) * (1 if is_root else cut[carries])
-
-    return {
-        name: network.collective_s(hops, pieces(hops[0].collective.carries))
-        + computer.quantize_s(sum(hop.quantized_values for hop in hops))
-        for name, hops in parts.items()
-    }
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:

@@ -265,6 +265,11 @@ class Workload:
         return self.axes.pipeline > 1
 
     @property
+    def hides_sends(self) -> bool:
+        """Whether messages between its stages travel beside the computation."""
+        return self.stack.hidden_sends in ("all", self.axes.row)
+
+    @property
     def passes(self) -> Num:
         """How often a step reduces each unit. In stages gradients are summed over the micro-batches first."""
         return 1 if self.is_in_stages else passes(self.accumulation, self.order)

@@ -78,6 +78,11 @@ class StackConstants(Strict):
     )
     optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
+    hidden_sends: Literal["none", "interleaved", "all"] = Field(
+        default="none",
+        description="schedules of a pipeline in which a rank computes on while its messages to other stages "
+        "travel; elsewhere it waits for each",
+    )
     efficiency: dict[str, Fact] = Field(
         default={},
         description="level -> share of the link's achieved rate that the sharding's collectives achieve; "
@@ -131,4 +136,6 @@ class Stack(StackConstants):
 
 # Our engine. It has no file: predicting a run takes nothing but the run's spec, whose option `collectives`
 # decides between hops and flat rings. None of its constants was fitted.
-OURS = Stack(name="ours", description="our engine: a hop per level, a lane per level, all overlap")
+OURS = Stack(
+    name="ours", description="our engine: a hop per level, a lane per level, all overlap", hidden_sends="all"
+)

@@ -224,6 +224,8 @@ def _floor(base: Workload) -> NDArray[np.float64]:
         whole = replace(whole, axes=axes.model_copy(update={"schedule": "1f1b"}))
     step = step_time(whole)
     least = _without_placement(step)
+    if base.hides_sends and (splits or part < 1):  # they hide behind other lists, or behind longer stages
+        least = least - step.items["pipeline_exchange"]
     if splits:
         least = least - step.items["bubble"]
         least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation

@@ -1,0 +1,99 @@
+"""How long a named schedule's step takes where its stages, or the links between them, differ.
+
+Messages between stages either are part of what a stage takes, or travel beside the computation: one leaves
+when its stage has been computed and the rank's messages before it have left, and what needs it waits until it
+has arrived (engine/parallel/mail.py). What hides it is what the receiver's list has to compute meanwhile:
+nothing as a pipeline fills and drains, and little in 1F1B, where p ranks have p micro-batches under way, so
+that each trip of p of them through all ranks and back waits for 2 (p - 1) messages.
+"""
+
+from array import array
+from functools import lru_cache
+from itertools import islice
+
+from lowband.spec.schedules import Name, lists
+
+# Micro-batches per rank beyond which a pipeline is in its steady state: if ranks divide them, and if not.
+FILLED, FILLED_UNEVENLY = 4, 6
+
+OfStage = tuple[float, float, float]  # seconds of a forward, and of a backward's input and weight part
+KINDS = ("forward", "input", "weight", "backward")
+
+
+@lru_cache(maxsize=2**14)  # a search asks for the same ones under every placement
+def step_s(
+    name: Name,
+    ranks: int,
+    micro_batches: int,
+    of_stage: tuple[OfStage, ...],
+    send_s: tuple[float, ...] = (),
+) -> float:
+    """Seconds of a named schedule's step where stages differ.
+
+    of_stage: of each stage
+    send_s:   of a message beside the computation, behind each stage but the last; none: part of `of_stage`
+
+    Simulated for at most 4 micro-batches per rank, or 6 where ranks do not divide them: from there on each
+    round of them, one per rank, adds as much as the last one, because the slowest rank is never idle, or
+    waits as long in each round (to 2 %).
+    """
+    filled = FILLED_UNEVENLY if micro_batches % ranks else FILLED
+    if micro_batches > filled * ranks:
+        at = (filled - 1) * ranks + 1 + (micro_batches - 1) % ranks
+        here, before = (step_s(name, ranks, each, of_stage, send_s) for each in (at, at - ranks))
+        return here + (micro_batches - at) // ranks * (here - before)
+    return _simulated(name, ranks, micro_batches, of_stage, send_s or (0.0,) * (len(of_stage) - 1))
+
+
+def _simulated(
+    name: Name, ranks: int, micro_batches: int, of_stage: tuple[OfStage, ...], send_s: tuple[float, ...]
+) -> float:
+    seconds = [s for f, i, w in of_stage for s in (f, i, w, i + w)]  # by KINDS
+    ends, left = [0.0] * ranks, [0.0] * ranks  # of ranks' last actions, and of their last messages
+    arrivals = list[float]()
+    order = _order(name, ranks, micro_batches, len(of_stage))
+    for rank, which, need, behind in zip(*order, strict=True):
+        end = ends[rank]
+        if need >= 0 and arrivals[need] > end:
+            end = arrivals[need]
+        ends[rank] = end = end + seconds[which]
+        if behind >= 0:
+            end = max(end, left[rank])
+            left[rank] = end = end + send_s[behind]
+        arrivals.append(end)
+    return max(ends)
+
+
+@lru_cache(maxsize=256)
+def _order(name: Name, ranks: int, micro_batches: int, stages: int) -> "tuple[array[int], ...]":
+    """A schedule's actions, each after what it needs: its rank; its place among the stages' seconds; the
+    action on another rank whose result it takes; and behind which stage its own leaves for another rank. -1:
+    none. What the rank itself computes is there in time, as its list is in order.
+
+    `spec.schedule.walk` finds the same order; a search over thousands of pipelines needs it in a fraction of
+    that time.
+    """
+    schedule = lists(name, ranks, micro_batches, stages // ranks)
+    rank_of = {action.stage: rank for rank, of_rank in enumerate(schedule) for action in of_rank}
+    found = of_ranks, whiches, needs, behinds = array("i"), array("i"), array("i"), array("i")
+    actions, at = sum(map(len, schedule)), [0] * ranks
+    done = dict[tuple[bool, int, int], int]()  # of a forward, stage, micro-batch: its action
+    while len(of_ranks) < actions:
+        for rank, of_rank in enumerate(schedule):
+            for kind, stage, i in islice(of_rank, at[rank], None):
+                ahead, need, behind = kind == "forward", -1, -1
+                before, after = (stage - 1, stage + 1) if ahead else (stage + 1, stage - 1)
+                if kind != "weight":
+                    if rank_of.get(before, rank) != rank:
+                        need = done.get((ahead, before, i), -1)
+                        if need < 0:
+                            break
+                    if rank_of.get(after, rank) != rank:
+                        behind = min(stage, after)
+                    done[ahead, stage, i] = len(of_ranks)
+                of_ranks.append(rank)
+                whiches.append(4 * stage + KINDS.index(kind))
+                needs.append(need)
+                behinds.append(behind)
+                at[rank] += 1
+    return found
