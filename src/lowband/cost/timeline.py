@@ -12,8 +12,9 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from lowband.cost.numbers import Num
+from lowband.cost.replay import KINDS, order
 from lowband.spec.schedule import Done, Lists, stages, walk
-from lowband.spec.schedules import Name, lists
+from lowband.spec.schedules import Name
 
 FILLED = 6  # micro-batches per rank: beyond them a pipeline of uneven stages is in its steady state
 
@@ -110,10 +111,8 @@ def _idle_s(
     name: Name, ranks: int, micro_batches: int, chunks: int, forward_s: float, input_s: float, weight_s: float
 ) -> float:
     def simulated(many: int) -> float:
-        step = timeline(
-            lists(name, ranks, many, chunks), *(s / chunks for s in (forward_s, input_s, weight_s))
-        )
-        return float(step.step_s) - many * (forward_s + input_s + weight_s)
+        of_stage = (tuple(s / chunks for s in (forward_s, input_s, weight_s)),) * (ranks * chunks)
+        return _replayed(name, ranks, many, of_stage) - many * (forward_s + input_s + weight_s)
 
     most = 4 * ranks
     idle = simulated(min(micro_batches, most))
@@ -136,8 +135,16 @@ def step_s(
         at = (FILLED - 1) * ranks + 1 + (micro_batches - 1) % ranks
         here, before = (step_s(name, ranks, each, of_stage) for each in (at, at - ranks))
         return here + (micro_batches - at) // ranks * (here - before)
-    schedule = lists(name, ranks, micro_batches, len(of_stage) // ranks)
-    return float(timeline(schedule, *zip(*of_stage, strict=True)).step_s)
+    return _replayed(name, ranks, micro_batches, of_stage)
+
+
+def _replayed(name: Name, ranks: int, micro_batches: int, of_stage: Sequence[tuple[float, ...]]) -> float:
+    """Seconds of the step of `timeline`, of whose schedule what waits for what is known from before."""
+    forward, input_, weight = zip(*of_stage, strict=True)
+    whole = [i + w for i, w in zip(input_, weight, strict=True)]
+    of_kind = {"forward": forward, "backward": whole, "input": input_, "weight": weight}
+    seconds = [each for kind in KINDS for each in of_kind[kind]]
+    return order(name, ranks, micro_batches, len(of_stage) // ranks).step_s(seconds)
 
 
 def idle_passes(ranks: int, micro_batches: Num, chunks: int) -> Num:

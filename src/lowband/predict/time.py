@@ -119,7 +119,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
-    root, block = _lanes(job, place, network, computer)
+    root, block = lanes(job, place, network, computer)
     blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     # Attention, and an MLP, which share one exchange where they have the same input.
@@ -242,7 +242,7 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
 
 
-def _lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
+def lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     """Seconds of each collective of the root and of a block."""
     of = job, network, computer
     if job.lora is not None:
