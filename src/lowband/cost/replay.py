@@ -36,10 +36,8 @@ class Order:
             zip(self.costs, self.behind, *self.needs, strict=True)
         ):
             start = ends[behind]
-            if ends[one] > start:
-                start = ends[one]
-            if ends[other] > start:
-                start = ends[other]
+            start = max(start, ends[one])
+            start = max(start, ends[other])
             ends[i] = start + seconds[cost]
         return max(ends[i] for i in self.last)
 

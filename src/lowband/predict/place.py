@@ -115,8 +115,13 @@ def _places(
         at = 3 * ranks + 1 + (micro_batches - 1) % ranks
         here, before = (_places(model, levels, alike, axes, each) for each in (at, at - ranks))
         rounds = (micro_batches - at) // ranks
+        more = micro_batches if axes.row == "breadth" else at  # breadth-first all of them are held
         return tuple(
-            replace(a, gathers=_further(a.gathers, b.gathers, rounds))
+            replace(
+                a,
+                gathers=_further(a.gathers, b.gathers, rounds),
+                held=tuple((blocks * more // at, again) for blocks, again in a.held),
+            )
             for a, b in zip(here, before, strict=True)
         )
     of_stage, found = axes.blocks(model), []

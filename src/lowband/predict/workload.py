@@ -273,8 +273,8 @@ class Workload:
         return values[0].shape, found
 
     def varied(self, **changes: Any) -> "Workload":
-        """`replace`, unchecked, by what is as possible. What has been worked out stays: so not of other degrees of
-        axes, and not of other tiers."""
+        """`replace`, unchecked, by what is as possible. What has been worked out stays, so that neither the
+        axes' degrees nor tiers may change."""
         made = copy(self)
         vars(made).update(changes)
         return made

@@ -43,7 +43,9 @@ def chosen(plan: Plan, error: float = MODEL_ERROR) -> list[Candidate]:
     for candidates in placements.values():
         one = _worthwhile(candidates, error)
         if lossy_wires(one) and exact is not None and not _beats(one, exact, error):
-            one = next(candidate for candidate in candidates if not lossy_wires(candidate))
+            if (own := next((each for each in candidates if not lossy_wires(each)), None)) is None:
+                continue  # a search left it out: slower than all that are shown
+            one = own
         best.append(_safe([each for each in candidates if lossy_wires(each) == lossy_wires(one)], one, error))
     ordered = sorted(best, key=order)
     first = _safe(ordered, ordered[0], error)

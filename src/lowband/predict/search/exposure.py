@@ -16,7 +16,7 @@ from lowband.cost.collectives import Network, share
 from lowband.cost.compute import Computer
 from lowband.cost.numbers import Num
 from lowband.predict.exposed import Lane
-from lowband.predict.place import Place, alike
+from lowband.predict.place import alike
 from lowband.predict.search.candidates import KNOBS, WIRES
 from lowband.predict.time import lanes
 from lowband.predict.workload import Workload
