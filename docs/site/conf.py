@@ -33,7 +33,8 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 # The pages in their order.
 PAGES = {
     "Use": [
-        "docs/first-hour", "docs/library", "docs/parallel", "docs/low-communication", "docs/jobs-that-join",
+        "docs/first-hour", "docs/library", "docs/parallel", "docs/tensor-and-pipeline", "docs/context",
+        "docs/experts", "docs/low-communication", "docs/jobs-that-join",
         "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running",
         "docs/sites", "docs/reliability",
     ],

@@ -22,6 +22,7 @@ INNER = {"package": 2, "node": 4}
 LAST = 3  # one step behind the checkpoint: it needs the weights and the optimizer's state
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-2),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=3e-2, momentum=0.9),
 }
 
@@ -89,6 +90,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         pytest.param("ddp", "adamw", marks=pytest.mark.wide),
     ],
 )
+def there_and_back(folder: str) -> bool:
+    """Whether a model with states that the optimizer has from the start goes on with the same bits."""
+    expected, _ = save_and_go_on(folder, "zero3", "adagrad")
+    got = resume(folder, "zero3", INNER, "adagrad")
+    return all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_states_that_an_optimizer_makes_before_its_first_step(tmp_path: Path) -> None:
+    assert on_ranks(1, there_and_back, str(tmp_path)) == [True]
+
+
 def test_resume_is_bit_equal_under_the_same_scheme(saved: Saved, scheme: str, optimizer: str) -> None:
     folder, expected, stall_s = saved(scheme, optimizer)
     assert stall_s > 0

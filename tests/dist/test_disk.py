@@ -2,6 +2,8 @@
 share with other tiers: test_tiers.py."""
 
 import copy
+import errno
+import fcntl
 import io
 import os
 import re
@@ -11,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from test_parity import SPEC
 from test_tiers import DTYPE, adamw, placed, step
 
 import lowband
+from lowband.engine.disk import PIECE_BYTES, Disk
 from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
@@ -188,6 +192,57 @@ def use(tmp: str) -> tuple[list[Any], list[Any]]:
 def test_optimizers_are_used_as_without(tmp_path: Path) -> None:
     [([expected, *others], [first, second])] = on_ranks(1, use, str(tmp_path))
     assert others == [expected, expected] and first == second
+
+
+def around_the_cache(tmp: str) -> list[tuple[bool, bool, list[str]]]:
+    """Of files whose file system refuses nothing, the flag, or its use: whether they go around the page
+    cache, whether they give back what they got, and what they say once they are damaged."""
+    found, open_file, read = [], os.open, os.preadv
+
+    def open_cached(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return open_file(path, flags, *mode)
+
+    def read_cached(file: int, *rest: Any) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return read(file, *rest)
+
+    tensors = [
+        torch.arange(PIECE_BYTES + 5).to(torch.uint8),
+        torch.zeros(0),
+        torch.randn(2 * PIECE_BYTES // 4),
+    ]
+    for number, refused in enumerate(({}, {"open": open_cached}, {"preadv": read_cached})):
+        with pytest.MonkeyPatch.context() as patched:
+            for name, other in refused.items():
+                patched.setattr(os, name, other)
+            file = Disk(Path(tmp), number).file("unit", 1)
+            file.write(tensors)
+            again = [torch.empty_like(tensor) for tensor in tensors]
+            file.read(again)
+            is_same = all(map(torch.equal, tensors, again))
+            os.truncate(file.path, PIECE_BYTES + 100)
+            said = [answer(lambda: file.read(tensors))]  # noqa: B023
+            file.write(tensors)
+            with file.path.open("r+b") as damaged:
+                damaged.seek(3 * PIECE_BYTES)
+                damaged.write(bytes([again[2].view(torch.uint8)[-5].item() ^ 1]))
+            said.append(answer(lambda: file.read(tensors)))  # noqa: B023
+        found.append((file.is_direct, is_same, [text.removeprefix(f"{file.path}: ") for text in said]))
+    return found
+
+
+def test_files_go_around_the_page_cache_where_they_can(tmp_path: Path) -> None:
+    [found] = on_ranks(1, around_the_cache, str(tmp_path))
+    assert not any(is_direct for is_direct, _, _ in found[1:])
+    for _, is_same, said in found:
+        assert is_same
+        assert said == [
+            "ends after 4194404 bytes, in a piece of 4194304 from 4194304",
+            "5 bytes from 12582912 are not those that were written",
+        ]
 
 
 def full(tmp: str) -> tuple[str, str, bool]:

@@ -26,7 +26,7 @@ def trained(program: str) -> tuple[list[int], set[str]]:
 
 
 def test_the_program_and_the_partners_of_a_rank() -> None:
-    of_data, _, _ = PAGE.read_text().partition("## Layers cut along tensor")
+    of_data, _, _ = PAGE.read_text().partition("## How it composes")
     [program] = re.findall(r"```python\n(.*?)```", of_data, re.DOTALL)
     found = on_ranks(RANKS, trained, program)
     rows = re.findall(r"^\| `(\w+)` .*\| ([^|]*) \|$", of_data, re.MULTILINE)

@@ -102,6 +102,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-pipeline": ("--out out",),
     "bench-experts": ("--steps 1 --out out",),
     "bench-padding": ("--out out",),
+    "bench-disk": ("--out out",),
     "check-context": ("context.py --ranks 2 --tolerance 1e-9",),
     "bench-schedules": ("--forward 0.1 --send 0.5 --out out",),
     "bench-products": ("--out out --root .",),
@@ -114,8 +115,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
     "bench-compile", "bench-mfu", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-experts", "bench-padding", "bench-kernel", "bench-softmax", "bench-comm", "bench-routes",
-    "gpu", "faults", "documents", "train", "preflight", "doctor",
+    "bench-experts", "bench-padding", "bench-disk", "bench-kernel", "bench-softmax", "bench-comm",
+    "bench-routes", "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.
 OF_REPOSITORY = ("appendix", "documents", "verify", "validate", "calibrate")

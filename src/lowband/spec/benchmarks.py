@@ -168,6 +168,17 @@ BENCHMARKS = {
             "loads": Medians(("way", "layer"), ("max_over_mean", "of_window")),
         },
     ),
+    "disk": Benchmark(
+        help="time steps with states on a disk, and what of its traffic they hide",
+        more="One rank; steps beside their computing and their traffic alone, in turns. Takes five minutes.",
+        parts=(Part(("steps",), "run.disk_steps:measure", ("folder",)),),
+        shows={
+            "steps": Medians(
+                ("tokens", "direct"),
+                ("compute_s", "update_s", "traffic_s", "together_s", "waited_s", "overlap"),
+            )
+        },
+    ),
     "padding": Benchmark(
         help="count and time what padding of experts' rows wastes",
         more="Grouped products, a loop, and padded ones by capacity and skew, in turns. Takes two minutes.",

@@ -20,6 +20,7 @@ from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.units.absent import StateOnDisk
+from lowband.engine.units.shard_grad import ShardValues
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.slice_of import SliceOf
 from lowband.engine.units.state_dict import own_state_dict
@@ -238,6 +239,7 @@ def _by_parameter(
 
 def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, is_first: bool) -> Piece:
     """is_first: whether this rank writes a tensor of which every rank of its replica has the whole"""
+    value = unmarked(value)
     if type(value) not in (torch.Tensor, StateOnDisk):
         raise UserError(
             f"'{full}' is of type {type(value).__name__}",
@@ -247,6 +249,11 @@ def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, i
     if value.shape == shard.shape:
         return parameter.like(value.detach()[: parameter.local.numel()])
     return _whole(value, writes=is_first)
+
+
+def unmarked(state: Any) -> Any:
+    """A state that an optimizer made like a shard outside of its steps, as Adagrad does, in plain."""
+    return state.as_subclass(torch.Tensor) if type(state) is ShardValues else state
 
 
 def _whole(value: torch.Tensor, writes: bool) -> Piece:

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, buffers, in_flight, sync_pieces
+from lowband.engine.checkpoint.logical_tensors import (
+    Logical,
+    Piece,
+    buffers,
+    in_flight,
+    sync_pieces,
+    unmarked,
+)
 from lowband.engine.checkpoint.manifest import Manifest, of_slice
 from lowband.engine.checkpoint.names import STEPS, state_of
 from lowband.engine.checkpoint.rank_file import read_range
@@ -149,7 +156,7 @@ def _overwrite_states(
         if state is None:
             continue
         key, name = state
-        value = made[full] if full in made else optimizer.state[here.shards[name]][key]
+        value = made[full] if full in made else unmarked(optimizer.state[here.shards[name]][key])
         part = value[: values[full].numel()] if saved.sharded else value  # without the padding behind
         part.copy_(values[full].view(part.shape))
         states[name][key] = value

@@ -76,6 +76,11 @@ class OnDisk:
         """Whether the tensors are in memory, and stay there: a write that runs would free them."""
         return self._is_in_memory and self._moving is None
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether its file goes around the page cache."""
+        return self._file.is_direct
+
     def wait(self) -> None:
         """Wait for what has begun. Raises its error; then everything is in memory, or on the disk, still."""
         if self._moving is not None:
