@@ -29,7 +29,8 @@ from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.scheme import Scheme
 
-Floats, Bools = NDArray[np.float64], NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Search:
     def _predict_near(self, base: Workload, bound: Floor) -> None:
         """Those of a job's candidates that may be near what has been found: what is soon known first."""
         of_base = self._table(base)
-        near = self._near(base, of_base, bound)[1].any(axis=0)
+        near = np.asarray(self._near(base, of_base, bound)[1].any(axis=0))
         if not near.any():
             return
         base = _some(base, near)
@@ -117,7 +118,7 @@ class Search:
         least, near = self._near(base, of_base, floor(base))
         if not near.any():
             return
-        some = near.any(axis=0)
+        some = np.asarray(near.any(axis=0))
         base, near, least = _some(base, some), near[:, some], least[:, some]
         peaks = Peaks(base)
         for i in np.flatnonzero(near.any(axis=1)):

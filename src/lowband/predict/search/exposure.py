@@ -50,7 +50,8 @@ class Exposure:
         )
         beside = self.of_block.T @ (often * np.array([blocks, max(blocks - 1, 0), blocks, blocks])[:, None])
         overlap = share(job.stack.overlap, "value")
-        return self.of_root.T @ often + np.maximum((1 - overlap) * beside, beside - overlap * busy)
+        exposed: Floats = np.maximum((1 - overlap) * beside, beside - overlap * busy)
+        return exposed + self.of_root.T @ often
 
 
 def exposure(job: Workload, schemes: Sequence[Scheme]) -> Exposure:
