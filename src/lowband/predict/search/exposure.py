@@ -51,7 +51,8 @@ class Exposure:
         beside = self.of_block.T @ (often * np.array([blocks, max(blocks - 1, 0), blocks, blocks])[:, None])
         overlap = share(job.stack.overlap, "value")
         exposed: Floats = np.maximum((1 - overlap) * beside, beside - overlap * busy)
-        return exposed + self.of_root.T @ often
+        of_root: Floats = self.of_root.T @ often
+        return exposed + of_root
 
 
 def exposure(job: Workload, schemes: Sequence[Scheme]) -> Exposure:
