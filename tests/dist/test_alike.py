@@ -166,3 +166,118 @@ def test_a_loss_has_no_parameters_and_is_no_part_of_the_state() -> None:
     assert all("the loss has parameters, such as 'head.weight'" in text for text, _ in found)
     plain = nn.Sequential(*chain(2)).state_dict()
     assert [name for _, names in found for name in names] == list(plain)
+
+
+# ---- programs that go around an exchange along tensor
+
+
+class Around(nn.Module):
+    """x + down(tanh(up(x))), with something between or beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.between(self.norm(x)))
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.up(x))
+
+
+class UnnamedGain(Around):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return super().between(x) * self.gain
+
+
+class OtherFunction(Around):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(F.linear(x, self.up.weight))
+
+
+class Penalty(Around):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.up.weight.square().sum())
+
+
+def around(kind: type[Around], topology: lowband.Topology) -> list[str]:
+    """What a step of a model whose weights begin at zero, and so its gradients, is answered, and the next."""
+    torch.manual_seed(2)
+    model = nn.Sequential(Around(), kind())
+    with torch.no_grad():
+        model[0].down.weight.zero_()
+    lowband.parallelize(model, {"*.up": Column(), "*.down": Row()}, topology)
+    lowband.shard(model, "zero3", topology, Around, compute_dtype=torch.float32)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(topology.along("data").place))
+    for _ in range(2):
+        found.append(answer(lambda: model(x).square().sum().backward()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+KINDS = Around, UnnamedGain, OtherFunction, Penalty
+
+
+def around_exchanges() -> list[list[str]]:
+    topology = lowband.Topology({}, Axes(tensor=2))
+    return [around(kind, topology) for kind in KINDS]
+
+
+def test_gradients_that_tensor_ranks_must_have_alike_are_compared() -> None:
+    for right, *wrong in on_ranks(2, around_exchanges):
+        assert right == ["", ""]
+        for name, (first, _) in zip(("1.gain", "1.norm.weight", "1.down.bias"), wrong, strict=True):
+            told = (
+                f"ranks [0, 1] along tensor: the gradient of '{name}' on rank 1 is not that on rank 0 (allow"
+            )
+            assert first.startswith(told), first
+
+
+def around_in_stages() -> list[str]:
+    topology, found = lowband.Topology({}, Axes(tensor=2)), []
+    x = torch.ones(3, 4)
+    for kind in (Around, UnnamedGain):
+        torch.manual_seed(2)
+        chained = lowband.parallelize(
+            nn.ModuleList([Around(), kind()]), {"*.up": Column(), "*.down": Row()}, topology
+        )
+        options = {"schedule": "depth", "compute_dtype": torch.float32}
+        pipe = lowband.Pipeline(chained, lambda y, _: y.square().sum(), "zero3", topology, 1, **options)
+        found.append(answer(lambda pipe=pipe: pipe.step([(x, x)])))
+    return found
+
+
+def test_gradients_of_stages_are_compared() -> None:
+    for right, wrong in on_ranks(2, around_in_stages):
+        assert right == ""
+        assert wrong.startswith("ranks [0, 1] along tensor: the gradient of '1.gain' on rank 1 is not that")
+
+
+def drawn_anew(topology: lowband.Topology, seed: int, names: str) -> str:
+    """What lowband.shard answers to a cut module some of whose weights are drawn anew."""
+    torch.manual_seed(2)
+    model = lowband.parallelize(
+        nn.Sequential(Around(), Around()), {"*.up": Column(), "*.down": Row()}, topology
+    )
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if names in name:
+            nn.init.normal_(parameter)
+    return answer(lambda: lowband.shard(model, "zero3", topology, Around))
+
+
+def all_drawn_anew() -> list[str]:
+    topology = lowband.Topology({}, Axes(tensor=2))
+    ways = (dist.get_rank(), "gain"), (0, ""), (dist.get_rank(), "up"), (0, "0.up")
+    return [drawn_anew(topology, *way) for way in ways]
+
+
+def test_weights_drawn_after_the_cut_are_refused_where_they_are_wrong() -> None:
+    where, allowed = "ranks [0, 1] along tensor: ", " (allowed: values from before lowband.parallelize, or "
+    for whole, slices, *right in on_ranks(2, all_drawn_anew):
+        assert whole.startswith(where + "'0.gain' on rank 1 has other values than on rank 0" + allowed)
+        assert slices.startswith(where + "all slices of two ranks have the same values" + allowed)
+        assert right == ["", ""]  # slices with a seed of each rank; some slices that are the same

@@ -204,6 +204,62 @@ def test_loss_of_masked_logits_and_of_wrong_targets() -> None:
         assert text == "Target 16 is out of bounds."
 
 
+def _losses_refused() -> list[str]:
+    """Of logits by class in the second dimension, which has as many tokens, and of shares of classes."""
+    loss_of = lowband.parallelize(nn.CrossEntropyLoss(), {"": Vocabulary()}, _topology())
+    logits = torch.randn(2, 4, 4)
+    return [
+        refusal(loss_of, logits, torch.zeros(2, 4, dtype=torch.int64)),
+        refusal(loss_of, logits[0], torch.zeros(4, 8)),
+    ]
+
+
+def test_losses_that_are_not_of_a_row_of_logits_for_each_token_are_refused() -> None:
+    for by_class, shares in on_ranks(2, _losses_refused):
+        assert by_class == (
+            "Vocabulary of '': logits [2, 4, 4] with targets [2, 4] (allowed: [tokens, vocabulary / ranks] "
+            "with the numbers of classes [tokens])"
+        )
+        assert "logits [4, 4] with targets [4, 8]" in shares
+
+
+class ByName(nn.Module):
+    """Gives its layers their inputs by torch's names of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Embedding(8, 4), nn.Identity()
+        self.up, self.down, self.head = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 8)
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.down(input=self.up(input=self.embed(input=tokens)))
+        logits = self.head(input=self.block(input=x)).flatten(0, 1)
+        return self.loss(input=logits, target=tokens.flatten())
+
+
+def _by_name() -> tuple[float, str]:
+    torch.manual_seed(0)
+    whole, tokens = ByName(), torch.arange(8).view(2, 4)
+    plan: Plan = {
+        "embed": Vocabulary(),
+        "up": Column(),
+        "down": Row(),
+        "head": Vocabulary(),
+        "loss": Vocabulary(),
+    }
+    cut = lowband.parallelize(copy.deepcopy(whole), plan, _topology())
+    tokenwise = {"block": Split(), **plan}
+    split = lowband.parallelize(copy.deepcopy(whole), tokenwise, _topology(sequence=True))
+    return abs(float(cut(tokens) - whole(tokens))), refusal(split, tokens)
+
+
+def test_inputs_given_by_name() -> None:
+    for error, refused in on_ranks(2, _by_name):
+        assert error < 1e-6
+        assert refused.startswith("'block': with sequence parallelism a module that splits tokens takes them")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

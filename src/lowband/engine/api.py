@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -110,6 +111,7 @@ def shard(
         context.count_in(engine.ledger)
     if (alike := along_tensor(engine.tensor, engine.device)) is not None:
         alike.watch(module)
+        engine.passes.backward.compare = partial(alike.check_gradients, compute_dtype)
     return module
 
 

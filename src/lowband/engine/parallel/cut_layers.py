@@ -1,4 +1,7 @@
-"""torch's layers with this tensor rank's part of their parameters. A plain layer becomes one in place."""
+"""torch's layers with this tensor rank's part of their parameters. A plain layer becomes one in place.
+
+Their forwards' arguments have the names of torch's, by which a program may give them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,8 +57,8 @@ class ColumnLinear(nn.Linear):
     exchanges: ClassVar = (ENTER, ENTER_TOKENS)
     divided: ClassVar = "out_features"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.cut.entered.through(x, self.cut), self.weight, self.bias)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.cut.entered.through(input, self.cut), self.weight, self.bias)
 
 
 class RowLinear(nn.Linear):
@@ -63,8 +66,8 @@ class RowLinear(nn.Linear):
     exchanges: ClassVar = (LEAVE, LEAVE_TOKENS)
     divided: ClassVar = "in_features"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        summed = self.cut(F.linear(x, self.weight))
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        summed = self.cut(F.linear(input, self.weight))
         return summed if self.bias is None else summed + self.bias
 
 
@@ -75,11 +78,11 @@ class PartEmbedding(nn.Embedding):
     exchanges: ClassVar = (LEAVE, LEAVE)
     divided: ClassVar = "num_embeddings"
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows, along = self.weight.shape[0], self.cut.along
-        if _outside(tokens, rows * along.ranks) is not None:
+        if _outside(input, rows * along.ranks) is not None:
             raise IndexError("index out of range in self")  # as torch's on a CPU
-        local = tokens - along.place * rows
+        local = input - along.place * rows
         is_elsewhere = (local < 0) | (local >= rows)
         found = F.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
         return self.cut(found.masked_fill(is_elsewhere.unsqueeze(-1), 0))
@@ -99,14 +102,20 @@ class PartLoss(nn.CrossEntropyLoss):
     exchanges: ClassVar = (JOIN, JOIN)  # none of them passes: it sends three numbers a token
     divided: ClassVar = ""
 
-    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        counted = targets.masked_fill(targets == self.ignore_index, 0)
-        if (wrong := _outside(counted, logits.shape[-1] * self.cut.along.ranks)) is not None:
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if input.ndim > 2 or target.is_floating_point() or target.shape != input.shape[:-1]:
+            raise UserError(
+                f"logits {list(input.shape)} with targets {list(target.shape)}",
+                where=f"Vocabulary of '{self.cut.name}'",
+                allowed="[tokens, vocabulary / ranks] with the numbers of classes [tokens]",
+            )
+        counted = target.masked_fill(target == self.ignore_index, 0)
+        if (wrong := _outside(counted, input.shape[-1] * self.cut.along.ranks)) is not None:
             raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
-        losses = vocabulary_losses(logits, targets, self.cut.along, self.ignore_index, self.cut.name)
+        losses = vocabulary_losses(input, target, self.cut.along, self.ignore_index, self.cut.name)
         if self.reduction == "sum":
             return losses.sum()
-        return losses.sum() / (targets != self.ignore_index).sum()
+        return losses.sum() / (target != self.ignore_index).sum()
 
 
 class Joined(nn.Identity):
@@ -114,8 +123,8 @@ class Joined(nn.Identity):
     exchanges: ClassVar = (JOIN, JOIN)
     divided: ClassVar = ""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.cut(x)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.cut(input)
 
 
 CutLayer = type[ColumnLinear] | type[RowLinear] | type[PartEmbedding] | type[PartLoss] | type[Joined]
@@ -137,6 +146,9 @@ class Splitting:
     name: str
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not inputs:
+            what = "with sequence parallelism a module that splits tokens takes them by position"
+            raise UserError(what, where=f"'{self.name}'", allowed="its first input, [sequences, tokens, ...]")
         first, *others = inputs
         tokens, ranks = first.shape[SPLIT.dim], self.along.ranks
         if tokens % ranks:

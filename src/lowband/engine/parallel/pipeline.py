@@ -154,6 +154,8 @@ class Pipeline(nn.Module):
             context.count_in(engine.ledger)
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
+        if self._alike_along_tensor is not None:
+            engine.passes.backward.compare = partial(self._alike_along_tensor.check_gradients, compute_dtype)
 
     @property
     def has_loss(self) -> bool:

@@ -1,9 +1,14 @@
-"""What ranks along an axis other than data must have in common: inputs, and random numbers.
+"""What ranks along an axis other than data must have in common: inputs, random numbers, some values.
 
 Ranks along tensor compute one batch together, those along pipeline one after the other. If a program gives
 each of them a batch of its own, as a sampler of all ranks does, losses fall and mean nothing. The same holds
 for tensor ranks that drop different values of activations which all of them have. Neither is an error by
 itself, so it is looked for: inputs once, random numbers in every step of a module that draws some.
+
+[Note: gradients] Tensor ranks compute the gradient of a parameter that all of them have whole, and which the
+plan does not call partial, from the same values, so it is the same up to what atomic sums on a GPU round
+otherwise. Where it is not, the program has gone around an exchange: a module between a Column and its Row is
+not named, a cut weight is used by another function than its layer's forward, or a penalty sees a rank's part.
 """
 
 from collections.abc import Sequence
@@ -15,8 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.transport.consistency import is_alone
+from lowband.engine.units.slice_of import slice_of
 from lowband.errors import UserError
 from lowband.spec.activations import ALIKE_GATHER
+
+STEPS = 10
+# Of a gradient's norm, what is no rounding, in fp32; of the norm of all, what one may have that is zero but
+# for rounding.
+APART, NOISE = 1e-4, 1e-6
 
 
 class Alike:
@@ -29,6 +40,8 @@ class Alike:
         self._whole_numbers_only = along.cuts_tokens  # then others may be a rank's own
         self._is_checked = self._draws = False
         self._before: list[torch.Tensor] = []
+        self._compared: set[str] = set()  # parameters whose gradients were
+        self._steps = 0  # in which some were
 
     def watch(self, module: nn.Module) -> None:
         """Compare at each forward of the module."""
@@ -73,6 +86,33 @@ class Alike:
             sums: list[int | None] = [sum(map(_sum, before))]
             self._compare("states of random numbers", sums, "the same seed on all of them, or no dropout")
 
+    def check_gradients(self, dtype: torch.dtype, parts: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Compare each gradient in the first step in which it is not zero, in the first STEPS of them.
+
+        dtype: the widest in which they may have been computed
+        parts: by name, of the same parts of parameters on all ranks. See [Note: gradients]. Raises UserError,
+        on every rank of the axis, if one differs.
+        """
+        parts = [(name, part) for name, part in parts if name not in self._compared]
+        if not parts or self._steps == STEPS:
+            return
+        self._steps += 1
+        mine = torch.stack([_measures(part) for _, part in parts]).to(self._device)
+        of_ranks = self._along.gathered(mine.unsqueeze(0), ALIKE_GATHER, 0, "gradients").cpu()
+        norms = of_ranks[:, :, 0].max(0).values
+        apart = (of_ranks - of_ranks[0]).abs().max(-1).values
+        rounding = max(APART, 4 * torch.finfo(dtype).eps)
+        differs = (apart > rounding * norms) & (apart > NOISE * norms.norm())
+        for rank, place in differs.nonzero().tolist():
+            ranks, name = self._along.axis.ranks, parts[place][0]
+            raise UserError(
+                f"the gradient of '{name}' on rank {ranks[rank]} is not that on rank {ranks[0]}",
+                where=self._where,
+                allowed="Partial() for modules with parameters between a Column and its Row; what was cut in "
+                "the forwards of its own modules alone, and in no penalty",
+            )
+        self._compared.update(name for (name, _), norm in zip(parts, norms, strict=True) if norm)
+
     def _states(self) -> list[torch.Tensor]:
         on_device = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
@@ -103,8 +143,53 @@ def along_tensor(tensor: Along | None, device: torch.device) -> Alike | None:
     return Alike(tensor, device) if tensor is not None and is_ours and not is_alone() else None
 
 
+def with_initial(module: nn.Module, along: Along | None) -> Along | None:
+    """A module's tensor axis, before sharding: what all ranks have whole is the same on them, slices are not.
+
+    Values drawn after lowband.parallelize are wrong in one way or the other: with a seed for each rank those
+    that all have whole differ, and with one seed slices are the same and so would stay. Slices of one
+    parameter may be, such as repeated heads. Raises UserError, on every rank of the axis.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if not p.is_meta and p.numel()]
+    if along is None or along.ledger.not_counted or is_alone() or not named:
+        return along
+    mine = torch.stack([_fingerprint(p) for _, p in named])
+    of_ranks = Along(along.axis).gathered(mine.unsqueeze(0), ALIKE_GATHER, 0, "initial weights").cpu()
+    is_same = (of_ranks == of_ranks[0]).all(-1)
+    slices, where = [], f"ranks {list(along.axis.ranks)} along tensor"
+    allowed = "values from before lowband.parallelize, or init= of lowband.shard"
+    for place, (name, parameter) in enumerate(named):
+        of = slice_of(parameter)
+        if of is not None and of.axis == "tensor":
+            is_constant = bool((of_ranks[:, place, 2] != 0).any())
+            slices += [] if is_constant else [is_same[1:, place]]
+        elif (differs := of_ranks[:, place, 0] != of_ranks[0, place, 0]).any():
+            other = along.axis.ranks[int(differs.int().argmax())]
+            what = f"'{name}' on rank {other} has other values than on rank {along.axis.ranks[0]}"
+            raise UserError(what, where=where, allowed=allowed)
+    if slices and torch.stack(slices).all(0).any():
+        raise UserError("all slices of two ranks have the same values", where=where, allowed=allowed)
+    return along
+
+
+def _fingerprint(parameter: torch.Tensor) -> torch.Tensor:
+    """[3] int64: a sum of its bits, at any order; one that knows their places; whether all values are one."""
+    flat = parameter.detach().reshape(-1)
+    bits = flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
+    ramp = torch.linspace(-1, 1, len(flat), dtype=torch.float32, device=flat.device)
+    placed = (flat.float() @ ramp).double().view(torch.int64)
+    return torch.stack([bits.sum(dtype=torch.int64), placed, (flat == flat[0]).all().long()])
+
+
 def _sum(tensor: torch.Tensor) -> int:
     """Of its bits, at any order; different values may have the same sum."""
     flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
     weights = torch.arange(1, len(flat) + 1, device=flat.device) % 65521
     return int((flat.to(torch.int64) * weights).sum())
+
+
+def _measures(values: torch.Tensor) -> torch.Tensor:
+    """[2] fp64: the 2-norm, and a sum with weights whose mean square is 1, which knows signs and places."""
+    flat = values.detach().as_subclass(torch.Tensor).double()
+    weights = (torch.arange(len(flat), device=flat.device) % 2 * 2 - 1).double()
+    return torch.stack([flat.norm(), flat @ weights])

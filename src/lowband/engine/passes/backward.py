@@ -27,6 +27,7 @@ class Backward:
     runs:   whether there is one
     in_use: units whose saved weights it has found to be right
     sum_tied: adds other stages' gradients to those of units that they have, too (parallel.tied)
+    compare: those that all tensor ranks are to have, by name (passes.alike); None if there are no others
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Backward:
         self.runs = False
         self.in_use: set[Unit] = set()
         self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
+        self.compare: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
         self._order: list[Bucket] = []  # see [Note: order]
         self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
@@ -114,6 +116,8 @@ class Backward:
         for bucket in self._buckets:
             bucket.settle()
         self._sum_partial([part for bucket in self._buckets for part in bucket.partial_sums])
+        if self.compare is not None:
+            self.compare([each for bucket in self._buckets for each in bucket.alike_parts])
         self.sum_tied([each for bucket in self._buckets for each in bucket.tied_parts])
         for bucket in self._buckets:
             bucket.finish_reduce()

@@ -213,6 +213,15 @@ class Bucket:
         return [part[start:stop] for unit, part in self._parts() for start, stop in unit.partial_ranges]
 
     @property
+    def alike_parts(self) -> list[tuple[str, torch.Tensor]]:
+        """Of the gradients at the optimizer's level, those that all tensor ranks are to have, by name."""
+        return [
+            (name, part[start:stop])
+            for unit, part in self._parts()
+            for name, start, stop in unit.alike_ranges
+        ]
+
+    @property
     def tied_parts(self) -> list[tuple[Unit, torch.Tensor]]:
         """Of the gradients at the optimizer's level, those of units of which other stages have copies."""
         return [(unit, part) for unit, part in self._parts() if unit.tied is not None]

@@ -9,7 +9,7 @@ works element by element works on them.
 the optimizer's level to the weights' level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from lowband.engine.units.initial import Initial
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
-from lowband.engine.units.slice_of import is_partial, slice_of
+from lowband.engine.units.slice_of import is_alike, is_partial, slice_of
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.partition import UnitLayout, intersect, shard_range, shard_ranks
@@ -42,6 +42,7 @@ class RankShards:
     disk:           where `master` has its memory but while it is used; or None
     is_whole:       whether each rank always holds the whole unit, so that computing needs no gather
     partial_ranges: of this rank's gradients, as (start, stop), those that are partial sums
+    alike_ranges:   with names, those that are to be the same on all tensor ranks
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class RankShards:
         self.master = self._zeros(at("optim", tier), scheme.optim, torch.float32, where)
         note_master(self.master, self)
         self.parameters = self._parameters(originals, names)
-        self.partial_ranges = self._partial_ranges(originals)
+        ranges = [*self._ranges(originals, names)]
+        self.partial_ranges = [(start, stop) for of, _, start, stop in ranges if is_partial(of)]
+        self.alike_ranges = [(name, start, stop) for of, name, start, stop in ranges if is_alike(of)]
         self.is_whole = not levels.hops(SELF, scheme.weights)
         self.weights: torch.Tensor | None = None
         if keeps_weights_copy(scheme, levels, compute_dtype == torch.float32):
@@ -121,11 +124,15 @@ class RankShards:
             made.append(shard)
         return made
 
-    def _partial_ranges(self, originals: Sequence[nn.Parameter]) -> list[tuple[int, int]]:
+    def _ranges(
+        self, originals: Sequence[nn.Parameter], names: Sequence[str]
+    ) -> Iterator[tuple[nn.Parameter, str, int, int]]:
+        """Parameters with their names, and this rank's range of each in `master`, if it has some of it."""
         start, stop = self.range_of(self._scheme.optim)
-        places = zip(self._layout.ranges(), originals, strict=True)
-        found = [intersect(place, (start, stop)) for place, original in places if is_partial(original)]
-        return [(a - start, b - start) for a, b in found if a < b]
+        for place, original, name in zip(self._layout.ranges(), originals, names, strict=True):
+            a, b = intersect(place, (start, stop))
+            if a < b:
+                yield original, name, a - start, b - start
 
     def _take_values(self, originals: Sequence[nn.Parameter], names: Sequence[str], initial: Initial) -> None:
         """Copy this rank's part of the initial values into its shards."""

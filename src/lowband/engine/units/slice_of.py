@@ -57,3 +57,9 @@ def mark_partial(parameters: Iterable[nn.Parameter]) -> None:
 
 def is_partial(parameter: nn.Parameter) -> bool:
     return getattr(parameter, "is_partial_sum", False)
+
+
+def is_alike(parameter: nn.Parameter) -> bool:
+    """Whether every tensor rank has it whole, and computes all of its gradient."""
+    of = slice_of(parameter)
+    return (of is None or of.axis != "tensor") and not is_partial(parameter)

@@ -57,7 +57,7 @@ class Unit:
         self.held = RankShards(self.layout, collectives, originals, names, initial, name)
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole
         self.weights, self.secondary = self.held.weights, self.held.secondary
-        self.partial_ranges = self.held.partial_ranges
+        self.partial_ranges, self.alike_ranges = self.held.partial_ranges, self.held.alike_ranges
         self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
         if self.weights is not None and self.held.disk is None:
