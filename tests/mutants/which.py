@@ -269,6 +269,8 @@ _TESTS = {
     "predict/search/bounded": [
         *(f"{UNIT}{of}.py" for of in ("plan_bounds", "plan_choice", "cost_by_hand", "predict_tiers")),
     ],
+    "predict/search/floors": [f"{UNIT}plan_bounds.py"],
+    "predict/search/exposure": [f"{UNIT}plan_bounds.py"],
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],

@@ -1,36 +1,101 @@
-"""What a search leaves out by: below the floor of every job, and so near that few floors are worked out."""
+"""What a search leaves out by: below every step, near it, and nothing that is shown."""
 
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
 from lowband.predict.request import setting
-from lowband.predict.search.bounded import Bounds, _floor
+from lowband.predict.search.bounded import Search
+from lowband.predict.search.candidates import MODEL_ERROR
+from lowband.predict.search.choice import chosen
 from lowband.predict.search.degrees import axes_to_try, possible
-from lowband.predict.search.plan import RECOMPUTE, _bases
+from lowband.predict.search.floors import Bounds, floor
+from lowband.predict.search.placements import table
+from lowband.predict.search.plan import RECOMPUTE, _bases, plan
+from lowband.predict.search.software import of_stack
+from lowband.predict.time import step_time
 from lowband.spec.config import Config
 
 CONFIG = Config(Path(__file__).parents[2])
+CASES = [
+    ("frontier", "llama-3-405b", 4096, 131072),
+    ("dgx-h100", "gpt-20b", 64, 2048),
+    ("dgx-h100", "qwen3-30b-a3b", 64, 4096),
+    ("dgx-h100", "deepseek-v3", 256, 4096),
+]
 
 
-@pytest.mark.parametrize(
-    ("cluster", "model", "ranks", "seq", "nearest"),
-    [
-        ("frontier", "llama-3-405b", 4096, 131072, 0.98),
-        ("dgx-h100", "gpt-20b", 64, 2048, 0.95),
-        ("dgx-h100", "qwen3-30b-a3b", 64, 4096, 0.85),
-    ],
-)
-def test_bounds_are_below_floors_and_near(
-    cluster: str, model: str, ranks: int, seq: int, nearest: float
-) -> None:
+def bases(cluster: str, model: str, ranks: int, seq: int, count: int):
+    """So many jobs of a search, evenly drawn."""
     machine, stack = setting(CONFIG, cluster, None)
     spec = CONFIG.model(model)
     axes = axes_to_try(machine, spec, context=None, expert=None, seq_len=seq)
     tried = possible(machine, spec, ranks, axes, seq, ("all",), ())
-    some = tried[:: len(tried) // 40]
-    bounds, ratios = Bounds(), []
-    for base in _bases(machine, stack, spec, ranks, seq, 4 * ranks, some, None, RECOMPUTE):
-        ratios.append(bounds.of(base) / float(_floor(base).min()))
+    some = tried[:: max(1, len(tried) // count)]
+    return [*_bases(machine, stack, spec, ranks, seq, 4 * ranks, some, None, RECOMPUTE)]
+
+
+@pytest.mark.parametrize(("case", "nearest"), [*zip(CASES, (0.98, 0.95, 0.85, 0.85), strict=True)])
+def test_bounds_are_below_floors_and_near(case: tuple[str, str, int, int], nearest: float) -> None:
+    bounds = Bounds()
+    ratios = [float((bounds.of(base).least / floor(base).least).max()) for base in bases(*case, count=20)]
     assert max(ratios) <= 1
     assert sorted(ratios)[len(ratios) // 2] > nearest
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_step_takes_less_than_its_floor_and_what_is_exposed(case: tuple[str, str, int, int]) -> None:
+    """By the bound and by the floor, under any scheme, and near what a step takes."""
+    drawn, search, bounds, ratios = Random(39), Search(False, (), MODEL_ERROR), Bounds(), []
+    of_all = bases(*case, count=20)
+    for whole in drawn.sample(of_all, 8):
+        i = drawn.randrange(np.size(whole.micro_batch))
+        base = replace(
+            whole, micro_batch=whole.micro_batch[i : i + 1], accumulation=whole.accumulation[i : i + 1]
+        )
+        of_base = table(base, (), exact=False)
+        bound, least = (search._near(base, of_base, one)[0][:, 0] for one in (bounds.of(base), floor(base)))
+        assert np.all(bound <= least * (1 + 1e-12))
+        for j in drawn.sample(range(len(of_base.schemes)), 5):
+            step = float(step_time(base.varied(scheme=of_base.schemes[j])).total[0])
+            ratios.append(least[j] / step)
+    assert max(ratios) <= 1
+    assert sorted(ratios)[len(ratios) // 2] > 0.6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_shows_what_all_candidates_would(seed: int) -> None:
+    """Drawn jobs, some of them with hardly any memory: the same rows, however few are predicted."""
+    drawn = Random(seed)
+    cluster = drawn.choice(["frontier", "dgx-a100-40gb", "dgx-h100"])
+    machine, stack = setting(CONFIG, cluster, None)
+    layers = drawn.choice([3, 5])
+    model = CONFIG.model("gpt-1.3b").model_copy(update={"layers": layers})
+    gib = drawn.choice([2, 4, 16, 80])
+    machine = machine.model_copy(
+        update={"device": machine.device.model_copy(update={"memory_gib": gib, "framework_gib": None})}
+    )
+    ranks = 16
+    axes = axes_to_try(machine, model, [drawn.choice([1, 4])], [1, 2], seq_len=2048)
+    software = drawn.choice([(), of_stack(stack, model)])
+    of = machine, stack, model, ranks, 2048, 4 * ranks, axes, [drawn.choice([1, 2])]
+    some, every = (
+        plan(*of, software=software, within=within, recompute=("none", "full"))
+        for within in (MODEL_ERROR, np.inf)
+    )
+    assert some.tried == every.tried
+    assert [one.knobs for one in chosen(some)] == [one.knobs for one in chosen(every)]
+    assert [one.step_time_s for one in chosen(some)] == [one.step_time_s for one in chosen(every)]
+
+
+def test_models_with_layers_of_two_kinds_have_plans() -> None:
+    """Stages that are not predicted are left out: of 61 layers, three of them dense, all but 1 and 61."""
+    assert {base.axes.pipeline for base in bases(*CASES[3], count=10**6)} == {1}
+    hybrid = CONFIG.model("gpt-200k-hybrid")
+    machine = CONFIG.machine("frontier")
+    tried = possible(machine, hybrid, 8, axes_to_try(machine, hybrid, [1]), 64, ("all",), ())
+    of = machine, CONFIG.given_stack(None, machine), hybrid, 8, 64, 32, tried, [1], ("none",)
+    assert [*_bases(*of)]

@@ -122,3 +122,11 @@ def test_the_input_part_computes_the_forward_again(name: Name, chunks: int) -> N
     )
     played = timeline(lists(name, 4, 6, chunks), *(seconds / chunks for seconds in of_rank))
     assert items["bubble"] == pytest.approx(float(played.step_s) - 6 * sum(of_rank), rel=1e-9)
+
+
+def test_breadth_first_holds_every_micro_batch_of_uneven_stages() -> None:
+    """However many there are: beyond four a rank, from which on other schedules hold no more."""
+    machine, axes = Config(ROOT).machine("dgx-h100"), Ways.of_options(1, 2, 2, "breadth-first", (2, 2, 3, 1))
+    of = machine, OURS, MODEL, Config(ROOT).scheme("ddp"), 2, 1, 64
+    held = [memory_items(Workload(*of, many, "none", axes=axes))["activations"] for many in (8, 9, 16, 32)]
+    assert [one / held[0] for one in held] == pytest.approx([1, 9 / 8, 2, 4])

@@ -27,7 +27,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
-from lowband.spec.schedule import Action, Lists
+from lowband.spec.schedule import Action
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.stages import stage_modules, summing, visits
 from lowband.spec.tensor import cut_shape, gpt_plan
@@ -55,9 +55,37 @@ class Part:
     summed: int
 
 
+@dataclass(frozen=True)
+class Course:
+    """What gathers and sums of a rank's units depend on, of its list.
+
+    visits:   by stage, as `spec.stages.visits` has them
+    summing:  which stages' gradients are summed at once
+    gathered: at the end of a visit, the stage that is gathered or None, and beside it the first unit of the
+              next visit: of which stage, 0 or -1, or None
+    last:     the stage of its last action
+    """
+
+    visits: dict[int, tuple[int, int]]
+    summing: frozenset[frozenset[int]]
+    gathered: frozenset[tuple[int | None, tuple[int, int] | None]]
+    last: int
+
+    @classmethod
+    def of(cls, actions: Sequence[Action]) -> "Course":
+        gathered, ahead = set[tuple[int | None, tuple[int, int] | None]](), None
+        for stage, of_visit in groupby(reversed(actions), key=lambda action: action.stage):
+            kinds = [action.kind for action in of_visit]
+            gathered.add((None if set(kinds) == {"weight"} else stage, ahead))
+            first = kinds[-1]  # of the visit, whose first gather starts in the one before
+            ahead = None if first == "weight" else (stage, 0 if first == "forward" else -1)
+        at_once = frozenset(map(frozenset, summing(actions)))
+        return cls(visits(actions), at_once, frozenset(gathered), actions[-1].stage)
+
+
 def parts(spec: RunSpec) -> list[Part]:
     """By place along pipeline."""
-    of_job = spec.model, spec.levels, spec.tensor, spec.blocks(spec.model), spec.lists
+    of_job = spec.model, spec.levels, spec.tensor, spec.blocks(spec.model), [*map(Course.of, spec.lists)]
     return parts_of(*of_job, expert_numels(spec.model, spec.levels_alike, spec.expert)[-1], spec.expert)
 
 
@@ -66,11 +94,11 @@ def parts_of(
     levels: Levels,
     tensor: int,
     blocks: Sequence[int],
-    lists: Lists,
+    courses: Sequence[Course],
     of_experts: int = 0,
     expert: int = 1,
 ) -> list[Part]:
-    """The same of any pipeline. levels: along data; blocks: of each stage; lists: by place
+    """The same of any pipeline. levels: along data; blocks: of each stage; courses: by place
 
     of_experts: elements of a block's unit of experts, where `expert` ranks divide them
     """
@@ -88,8 +116,8 @@ def parts_of(
         name: _names(model, name) for name in dict.fromkeys(name for stage in modules for name in stage)
     }
     found = []
-    for of_rank in lists:
-        often = visits(of_rank)
+    for course in courses:
+        often = course.visits
         root = ["embed.weight"] if model.tied_head and {0, last} & often.keys() else []
         whole, together = numel(root), dict[int, list[int]]()
         numels, gathers, mixed = [whole], [(1, 0)], [(1, 0)]
@@ -102,22 +130,19 @@ def parts_of(
             numels += filter(None, units)
             gathers += [times for names in named if names]
             mixed += [times for numel in beside if numel]
-        gathered = whole + _most_gathered(of_rank, together)
-        summed = whole + max(sum(sum(together[stage]) for stage in at_once) for at_once in summing(of_rank))
+        gathered = whole + _most_gathered(course, together)
+        summed = whole + max(sum(sum(together[stage]) for stage in at_once) for at_once in course.summing)
         experts = (0, *[of_experts] * (len(mixed) - 1))
         found.append(Part(tuple(numels), tuple(gathers), experts, tuple(mixed), gathered, summed))
     return found
 
 
-def _most_gathered(actions: Sequence[Action], units: Mapping[int, Sequence[int]]) -> int:
+def _most_gathered(course: Course, units: Mapping[int, Sequence[int]]) -> int:
     """Elements, at the end of a visit to a stage. units: of each stage, by module"""
-    most, ahead = 0, 0
-    for stage, of_visit in groupby(reversed(actions), key=lambda action: action.stage):
-        kinds = [action.kind for action in of_visit]
-        here = sum(units[stage]) if set(kinds) != {"weight"} else 0
-        most = max(most, here + ahead)
-        first = kinds[-1]  # of the visit, whose first gather starts in the one before
-        ahead = 0 if first == "weight" else units[stage][0 if first == "forward" else -1]
+    most = 0
+    for stage, ahead in course.gathered:
+        here = 0 if stage is None else sum(units[stage])
+        most = max(most, here + (0 if ahead is None else units[ahead[0]][ahead[1]]))
     return most
 
 

@@ -42,12 +42,13 @@ def step_s(
         at = (filled - 1) * ranks + 1 + (micro_batches - 1) % ranks
         here, before = (step_s(name, ranks, each, of_stage, send_s) for each in (at, at - ranks))
         return here + (micro_batches - at) // ranks * (here - before)
-    return _simulated(name, ranks, micro_batches, of_stage, send_s or (0.0,) * (len(of_stage) - 1))
+    return simulated_s(name, ranks, micro_batches, of_stage, send_s or (0.0,) * (len(of_stage) - 1))
 
 
-def _simulated(
+def simulated_s(
     name: Name, ranks: int, micro_batches: int, of_stage: tuple[OfStage, ...], send_s: tuple[float, ...]
 ) -> float:
+    """The same of every action, as `cost.timeline.timeline` has it where messages take no time."""
     seconds = [s for f, i, w in of_stage for s in (f, i, w, i + w)]  # by KINDS
     ends, left = [0.0] * ranks, [0.0] * ranks  # of ranks' last actions, and of their last messages
     arrivals = list[float]()

@@ -12,8 +12,9 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from lowband.cost.numbers import Num
+from lowband.cost.stages_step import simulated_s
 from lowband.spec.schedule import Done, Lists, stages, walk
-from lowband.spec.schedules import Name, lists
+from lowband.spec.schedules import Name
 
 ByStage = Num | Sequence[Num]  # a sequence: one for each stage; a number or array: the same for all of them
 
@@ -108,10 +109,9 @@ def _idle_s(
     name: Name, ranks: int, micro_batches: int, chunks: int, forward_s: float, input_s: float, weight_s: float
 ) -> float:
     def simulated(many: int) -> float:
-        step = timeline(
-            lists(name, ranks, many, chunks), *(s / chunks for s in (forward_s, input_s, weight_s))
-        )
-        return float(step.step_s) - many * (forward_s + input_s + weight_s)
+        of_stage = ((forward_s / chunks, input_s / chunks, weight_s / chunks),) * (ranks * chunks)
+        between = (0.0,) * (len(of_stage) - 1)
+        return simulated_s(name, ranks, many, of_stage, between) - many * (forward_s + input_s + weight_s)
 
     most = 4 * ranks
     idle = simulated(min(micro_batches, most))

@@ -1,6 +1,7 @@
 """Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 
@@ -24,8 +25,6 @@ from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.activations import KEPT_KIND
-from lowband.spec.axes import Ways
-from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
@@ -53,18 +52,46 @@ def memory_items(job: Workload) -> dict[str, Num]:
     most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ... Where backwards are split and a block is
     recomputed, it has its activations from the input part to the weight part: of the rank that has most.
     """
+    return items_under(job.scheme, passes_of(job))
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What is the same of a job under every scheme.
+
+    points: of each point of the grid that is worked out apart, the job, and by place what its passes hold
+    shape:  of the points as a grid; None: the only one stands for all
+    """
+
+    points: list[tuple[Workload, list[tuple[Place, dict[str, Num]]]]]
+    shape: tuple[int, ...] | None = None
+
+
+def passes_of(job: Workload) -> Passes:
     if not job.axes.is_uneven:
-        return _items(job, alike(job))
+        place = alike(job)
+        return Passes([(job, [(place, _of_passes(job, place))])])
     shape, points = job.points()
-    return stacked(shape, [_fullest([_items(one, place) for place in fullest(one)], one) for one in points])
+    return Passes(
+        [(one, [(place, _of_passes(one, place)) for place in fullest(one)]) for one in points], shape
+    )
+
+
+def items_under(scheme: Scheme, passes: Passes) -> dict[str, Num]:
+    """`memory_items` under a scheme that has states in the same tiers as the job's own."""
+    found = []
+    for job, of_places in passes.points:
+        one = job.varied(scheme=scheme)
+        items = [_items(one, place, of_place) for place, of_place in of_places]
+        found.append(items[0] if len(items) == 1 else _fullest(items, one))
+    return found[0] if passes.shape is None else stacked(passes.shape, found)
 
 
 def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Num]:
     return max(of_places, key=lambda items: float(peak_bytes(items, job.keeps_grads)))
 
 
-def _items(job: Workload, place: Place) -> dict[str, Num]:
-    levels, axes = job.levels, job.axes
+def _items(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[str, Num]:
     once, more = (_states(job, place, n) for n in (1, 2))
     if job.is_in_stages:
         once, more = (_of_stages(job, place, items, n) for n, items in enumerate((once, more), start=1))
@@ -73,7 +100,15 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     }
     moments = MOMENT_BYTES[job.stack.optimizer]
     items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
-    here = kept(job)
+    items |= of_passes
+    items["start"] = _start_bytes(job, place)
+    items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
+    return moved(job, place, items)
+
+
+def _of_passes(job: Workload, place: Place) -> dict[str, Num]:
+    """What forwards and backwards hold, wherever states lie."""
+    items, axes, here = dict[str, Num](), job.axes, kept(job)
     tokens = job.micro_batch * job.own_tokens
     of_it = place, tokens, here
     items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
@@ -90,12 +125,7 @@ def _items(job: Workload, place: Place) -> dict[str, Num]:
     if job.model.linear_layers:
         own = job.model, axes.tensor, job.own_tokens, job.compute_dtype
         items["linear"] = tokens * linear.held_bytes(*own)
-    units = max(place.numels), place.experts
-    items["start"] = _start_bytes(
-        job.model, job.scheme, levels, job.levels_alike, job.compute_dtype, axes, *units
-    )
-    items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
-    return moved(job, place, items)
+    return items
 
 
 def kept(job: Workload) -> Kept:
@@ -224,27 +254,22 @@ def _most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]
     return [(held / chunks, late / chunks) for held, late in zip(peak(filled), owed(filled), strict=True)]
 
 
-@cache
-def _start_bytes(
-    model: ModelSpec,
-    scheme: Scheme,
-    levels: Levels,
-    alike: Levels,
-    compute_dtype: str,
-    axes: Ways,
-    unit: int,
-    of_experts: int,
-) -> float:
-    """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts.
-
-    unit, of_experts: elements of the largest unit, and of one of experts that ranks divide
-    """
-    apart = experts_apart(model, axes.expert)
-    largest = max(prod(shape) for unit in model.unit_shapes(apart) for shape in unit) / axes.tensor
-    whole = max((prod(model.expert_shapes()[name]) for name in apart), default=0)
+def _start_bytes(job: Workload, place: Place) -> float:
+    """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts."""
+    expert, size = job.axes.expert, DTYPE_BYTES[job.compute_dtype]
+    largest, of_experts = _largest(job.model, expert)
     gathered = [
-        numel * DTYPE_BYTES[compute_dtype]
-        for numel, of in ((unit, levels), (of_experts, alike))
-        if are_gathered(scheme, of)
+        numel * size
+        for numel, of in ((max(place.numels), job.levels), (place.experts, job.levels_alike))
+        if are_gathered(job.scheme, of)
     ]
-    return max(MASTER_BYTES * largest, MASTER_BYTES * (whole + whole / axes.expert), *gathered, 0)
+    whole = MASTER_BYTES * (of_experts + of_experts / expert)
+    return max(MASTER_BYTES * (largest / job.axes.tensor), whole, *gathered, 0)
+
+
+@cache
+def _largest(model: ModelSpec, expert: int) -> tuple[int, int]:
+    """Elements of the largest parameter, and of that of a block's experts where ranks divide them."""
+    apart = experts_apart(model, expert)
+    largest = max(prod(shape) for unit in model.unit_shapes(apart) for shape in unit)
+    return largest, max((prod(model.expert_shapes()[name]) for name in apart), default=0)

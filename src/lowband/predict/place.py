@@ -12,14 +12,13 @@ from typing import Any
 
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import Num
-from lowband.cost.stages import most_summed, parts_of
+from lowband.cost.stages import Course, most_summed, parts_of
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import Action
-from lowband.spec.schedules import lists
-from lowband.spec.stages import visits
+from lowband.spec.schedules import Name, lists
 
 
 @dataclass(frozen=True)
@@ -116,17 +115,22 @@ def _places(
         at = 3 * ranks + 1 + (micro_batches - 1) % ranks
         here, before = (_places(model, levels, alike, axes, each) for each in (at, at - ranks))
         rounds = (micro_batches - at) // ranks
+        more = micro_batches if axes.row == "breadth" else at  # breadth-first all of them are held
         return tuple(
-            replace(a, gathers=_further(a.gathers, b.gathers, rounds))
+            replace(
+                a,
+                gathers=_further(a.gathers, b.gathers, rounds),
+                held=tuple((blocks * more // at, again) for blocks, again in a.held),
+            )
             for a, b in zip(here, before, strict=True)
         )
     of_stage, found = axes.blocks(model), []
-    of_ranks = lists(axes.row, axes.pipeline, micro_batches, axes.chunks)
+    courses, held = zip(*_on_ranks(axes.row, ranks, micro_batches, axes.chunks, of_stage), strict=True)
     block = stage_numels(model, levels, axes)[1]
     experts = expert_numels(model, alike, axes.expert)[-1]
-    parts = parts_of(model, levels, axes.tensor, of_stage, of_ranks, experts, axes.expert)
-    for actions, part in zip(of_ranks, parts, strict=True):
-        often = visits(actions)
+    parts = parts_of(model, levels, axes.tensor, of_stage, courses, experts, axes.expert)
+    for course, part, moments in zip(courses, parts, held, strict=True):
+        often = course.visits
         blocks = sum(of_stage[stage] for stage in often)
         forward, backward = (
             sum(of_stage[stage] * times[kind] for stage, times in often.items()) / blocks for kind in (0, 1)
@@ -134,11 +138,19 @@ def _places(
         numels = (sum(part.units) - blocks * block, *[block] * blocks)
         found.append(
             Place(
-                blocks, of_stage[actions[-1].stage], numels, (forward, backward), part.gathered, part.summed,
-                experts, int(len(of_stage) - 1 in often), tuple(often), of_stage, _held(actions, of_stage),
+                blocks, of_stage[course.last], numels, (forward, backward), part.gathered, part.summed,
+                experts, int(len(of_stage) - 1 in often), tuple(often), of_stage, moments,
             )
         )  # fmt: skip
     return tuple(found)
+
+
+@cache  # the same whatever lies along the other axes
+def _on_ranks(
+    name: Name, ranks: int, micro_batches: int, chunks: int, of_stage: tuple[int, ...]
+) -> list[tuple[Course, tuple[tuple[int, int], ...]]]:
+    of_ranks = lists(name, ranks, micro_batches, chunks)
+    return [(Course.of(actions), _held(actions, of_stage)) for actions in of_ranks]
 
 
 def _further(here: tuple[Num, Num], before: tuple[Num, Num], rounds: int) -> tuple[Num, Num]:

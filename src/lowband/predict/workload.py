@@ -1,6 +1,7 @@
 """The input of a prediction: model, scheme, machine and stack, with the numbers that a user varies."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -293,8 +294,15 @@ class Workload:
         found = []
         for one in zip(*(np.ravel(each).tolist() for each in values), strict=True):
             faster = dict(zip(self.faster, one[len(names) :], strict=True))
-            found.append(replace(self, **dict(zip(names, one, strict=False)), faster=faster))
+            found.append(self.varied(**dict(zip(names, one, strict=False)), faster=faster))
         return values[0].shape, found
+
+    def varied(self, **changes: Any) -> "Workload":
+        """`replace`, unchecked, by what is as possible. What has been worked out stays, so that neither the
+        axes' degrees nor tiers may change."""
+        made = copy(self)
+        vars(made).update(changes)
+        return made
 
     @property
     def tokens(self) -> Num:

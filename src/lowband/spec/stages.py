@@ -65,4 +65,12 @@ def summing(actions: Sequence[Action]) -> list[set[int]]:
     """
     first = {a.stage: k for k, a in reversed([*enumerate(actions)]) if "input" in a.parts}
     last = {a.stage: k for k, a in enumerate(actions) if "weight" in a.parts}
-    return [{s for s in first if first[s] <= k <= last[s]} for k in range(len(actions))]
+    starts, ends = ({k: s for s, k in of_stage.items()} for of_stage in (first, last))
+    found, now = list[set[int]](), set[int]()
+    for k in range(len(actions)):
+        if k in starts:
+            now = now | {starts[k]}
+        found.append(now)
+        if k in ends:
+            now = now - {ends[k]}
+    return found

@@ -128,8 +128,19 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
             if chunks < row.chunks[0] or (row.chunks[1] is not None and chunks > row.chunks[1]):
                 continue
             layers = axes.layers or ends(model.layers, way.stages)
-            if layers is not None:
-                yield way.model_copy(update={"layers": layers})
+            if layers is None:
+                continue
+            way = way.model_copy(update={"layers": layers})
+            if axes.layers or _is_predicted(model, way):
+                yield way
+
+
+def _is_predicted(model: ModelSpec, axes: Ways) -> bool:
+    """Whether stages are as `Workload` has them where a model's layers differ."""
+    every = model.softmax_every
+    if every is not None and axes.stages > 1 and any(count % every for count in axes.blocks(model)):
+        return False
+    return not (model.dense_layers and axes.is_uneven)
 
 
 _ORDERS = "without zigzag, which is never faster", "with zigzag, which linear layers cannot have"

@@ -27,7 +27,7 @@ from lowband.predict.footprint import GIB, memory_items
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, Candidate, Plan
-from lowband.predict.search.choice import chosen, fits_surely
+from lowband.predict.search.choice import chosen, fits_surely, order
 from lowband.predict.search.degrees import axes_to_try, divisors, left_out, possible
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.relief import kinds, relieved
@@ -116,7 +116,7 @@ def _computed(bases: Iterable[Workload], software: Sequence[Software]) -> list[W
 
 def _ranked(search: Search) -> list[Candidate]:
     fitting = (c for c in search.found.values() if not c.short_by)
-    return sorted(fitting, key=lambda c: (c.step_time_s, c.peak))
+    return sorted(fitting, key=order)
 
 
 def _is_short(search: Search) -> bool:
@@ -130,9 +130,8 @@ def _is_short(search: Search) -> bool:
 def _relieved(search: Search, recompute: Sequence[Recompute]) -> Iterator[Workload]:
     """Jobs that need less memory, and could be as fast as what is shown."""
     first, fits = min(recompute, key=RECOMPUTE.index), search.fits
-    for base in search.near():
-        if base.recompute == first:
-            yield from relieved(base, recompute, fits)
+    for base in search.near(first):
+        yield from relieved(base, recompute, fits)
 
 
 def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> DoesNotFit:

@@ -42,7 +42,7 @@ def relieved(base: Workload, recompute: Sequence[Recompute], fits: bool) -> Iter
     fits: whether anything does; else nothing does that recomputes some layers in place of all
     """
     layers = in_parts(base.model, base.axes) if fits and {"none", "full"} <= {*recompute} else []
-    partly = [replace(base, recompute="full", recomputed=n / base.model.layers) for n in layers]
+    partly = [base.varied(recompute="full", recomputed=n / base.model.layers) for n in layers]
     yield from partly
     host = base.machine.tiers.get("host")
     if host is None or host.update_gigabytes_per_s is None:
@@ -58,4 +58,6 @@ def kinds(base: Workload, recompute: Sequence[Recompute]) -> list[Workload]:
     has_host = "host" in base.machine.tiers and base.can_keep_on_host
     possible = {"selective": base.stack.attention == "plain", "host": has_host}
     tried = [each for each in recompute if possible.get(each, True)]
-    return [replace(base, recompute=each) for each in tried]
+    if base.lora is not None:  # with which not every kind is predicted
+        return [replace(base, recompute=each) for each in tried]
+    return [base.varied(recompute=each) for each in tried]
