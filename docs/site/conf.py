@@ -34,7 +34,7 @@ autodoc_typehints = "none"  # the docstrings say what an argument is
 PAGES = {
     "Use": [
         "docs/first-hour", "docs/library", "docs/parallel", "docs/tensor-and-pipeline", "docs/context",
-        "docs/experts", "docs/low-communication", "docs/jobs-that-join",
+        "docs/experts", "docs/tiers", "docs/low-communication", "docs/jobs-that-join",
         "docs/site/api", "docs/site/verbs", "docs/predictor", "docs/predictor-model", "docs/running",
         "docs/sites", "docs/reliability",
     ],
