@@ -1,6 +1,7 @@
 """What a search leaves out by: below every step, near it, and nothing that is shown."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,11 @@ from lowband.predict.search.placements import table
 from lowband.predict.search.plan import RECOMPUTE, _bases, plan
 from lowband.predict.search.software import of_stack
 from lowband.predict.time import step_time
+from lowband.predict.workload import Workload
 from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.stack import OURS, Stack
+from lowband.spec.step import Schedule
 
 CONFIG = Config(Path(__file__).parents[2])
 CASES = [
@@ -64,6 +69,77 @@ def test_no_step_takes_less_than_its_floor_and_what_is_exposed(case: tuple[str, 
             ratios.append(least[j] / step)
     assert max(ratios) <= 1
     assert sorted(ratios)[len(ratios) // 2] > 0.6
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small job of our engine. slow: by how much each level's link is slower than Frontier's"""
+
+    layers: int
+    tp: int
+    pp: int
+    schedule: Schedule
+    chunks: int = 1
+    given: tuple[int, ...] = ()
+    vocab: int = 512
+    tied: bool = False
+    slow: Mapping[str, float] = field(default_factory=dict)
+    ranks: int = 8
+    batch: int = 128
+
+    def bases(self, stack: Stack) -> list[Workload]:
+        """With every micro-batch and kind of recomputation."""
+        machine, _ = setting(CONFIG, "frontier", "ours")
+        links = {one.name: one.link for one in machine.levels if one.link is not None}
+        slower = {
+            name: link.model_copy(update={"gigabytes_per_s": link.gigabytes_per_s / self.slow.get(name, 1)})
+            for name, link in links.items()
+        }
+        levels = tuple(one.model_copy(update={"link": slower.get(one.name)}) for one in machine.levels)
+        model = ModelSpec(
+            name="small", layers=self.layers, hidden=256, heads=4, vocab=self.vocab, seq_len=512,
+            tied_head=self.tied, source="none",
+        )  # fmt: skip
+        machine = machine.model_copy(update={"levels": levels})
+        axes = axes_to_try(machine, model, [self.tp], [self.pp], self.given)
+        tried = [
+            one for one in possible(machine, model, self.ranks, axes, 512, ("all",), ())
+            if (one.schedule, one.chunks) == (self.schedule, self.chunks)
+        ]  # fmt: skip
+        found = _bases(machine, stack, model, self.ranks, 512, self.batch, tried, None, RECOMPUTE)
+        assert tried
+        return [*found]
+
+
+SMALL = {
+    "the last stage is the short one": Small(3, 4, 2, "1f1b"),
+    "a middle stage is the long one": Small(8, 1, 4, "1f1b", given=(1, 1, 5, 1)),
+    "a stage of interleaved ones is short": Small(10, 2, 2, "1f1b", 2),
+    "and of breadth-first ones": Small(10, 2, 2, "breadth-first", 3),
+    "blocks wait less than the ends": Small(4, 4, 2, "1f1b", slow={"package": 300, "node": 300}),
+    "and of uneven stages": Small(3, 4, 2, "1f1b", slow={"package": 300, "node": 300}),
+    "a head is longer than all blocks": Small(12, 1, 4, "zb-h1", vocab=50304),
+    "and in a V": Small(12, 1, 2, "zb-v", 2, vocab=50304),
+    "uneven stages in a V": Small(7, 1, 2, "zb-v", 2),
+    "uneven ones of split backwards": Small(9, 1, 4, "zb-h2", given=(1, 4, 3, 1)),
+    "a head is tied over a slow link": Small(
+        4, 1, 2, "1f1b", tied=True, vocab=50304, slow={"world": 300}, ranks=16
+    ),
+    "messages are longer than stages": Small(8, 1, 4, "1f1b", slow={"node": 3000, "world": 3000}, ranks=16),
+    "and hide among breadth-first ones": Small(12, 1, 2, "breadth-first", 3, slow={"node": 30, "world": 30}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", ["all", "none"])
+@pytest.mark.parametrize("small", SMALL.values(), ids=SMALL)
+def test_nor_does_a_small_one(small: Small, hidden: str) -> None:
+    drawn, search, bounds = Random(1), Search(False, (), MODEL_ERROR), Bounds()
+    for base in small.bases(OURS.with_options({"hidden_sends": hidden})):
+        of_base = table(base, (), exact=False)
+        below = [search._near(base, of_base, one)[0] for one in (bounds.of(base), floor(base))]
+        for j in drawn.sample(range(len(of_base.schemes)), min(4, len(of_base.schemes))):
+            step = step_time(base.varied(scheme=of_base.schemes[j])).total
+            assert all(np.all(each[j] <= step * (1 + 1e-12)) for each in below)
 
 
 @pytest.mark.parametrize("seed", range(6))

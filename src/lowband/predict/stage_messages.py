@@ -12,6 +12,7 @@ from typing import NamedTuple
 from lowband.cost.collectives import Network
 from lowband.cost.numbers import Num
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.mesh import Digit
 from lowband.spec.schedules import SCHEDULES
 
@@ -38,21 +39,22 @@ def exchange_s(job: Workload, network: Network) -> Exchange:
 def sends_s(job: Workload, network: Network) -> list[Num]:
     """Seconds of one message behind each stage but the last; 0 where the next one is on the same rank."""
     digits, axes = job.mesh.along("pipeline"), job.axes
-    times, in_a_vee = _by_level(job, network, digits), SCHEDULES[axes.row].in_a_vee
-
-    def rank_of(stage: int) -> int:
-        turn, at = divmod(stage, axes.pipeline)
-        return axes.pipeline - 1 - at if in_a_vee and turn else at
-
+    times = _by_level(job, network, digits)
     found = list[Num]()
     for stage in range(axes.stages - 1):
-        here, there = rank_of(stage), rank_of(stage + 1)
+        here, there = rank_of(stage, axes), rank_of(stage + 1, axes)
         crossed: Num = 0.0
         for digit, time in zip(digits, times, strict=True):  # the outermost one in which they differ
             crossed = time if here != there else crossed
             here, there = here // digit.count, there // digit.count
         found.append(crossed)
     return found
+
+
+def rank_of(stage: int, axes: Ways) -> int:
+    """Which rank along pipeline has a stage."""
+    turn, at = divmod(stage, axes.pipeline)
+    return axes.pipeline - 1 - at if SCHEDULES[axes.row].in_a_vee and turn else at
 
 
 def boundaries(digits: list[Digit]) -> list[int]:

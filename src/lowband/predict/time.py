@@ -139,8 +139,7 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    # Of rows of the embedding, whose vocabulary is cut, and of the gradient of the head's input.
-    ends = place.heads * (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, other)
+    ends = place.heads * ends_s(job, case)
     add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
@@ -221,6 +220,13 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case
     hooks = job.scheme.grads != SELF  # where every rank has whole gradients, nothing hooks a unit
     wait = passes * seconds(job.stack.unit_us, case) if hooks else 0.0
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
+
+
+def ends_s(job: Workload, case: Case = "value") -> Num:
+    """Seconds that a micro-batch waits along tensor for rows of the embedding, whose vocabulary is cut, and
+    for the gradient of the head's input."""
+    network = Network(job.machine, job.stack, case, job.faster, shards=False)
+    return (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, network)
 
 
 def _all_reduce_s(job: Workload, network: Network) -> Num:

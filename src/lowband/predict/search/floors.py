@@ -5,19 +5,24 @@ schedule and stages alone have most of it in common.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.numbers import Num
 from lowband.cost.timeline import idle_passes
-from lowband.predict.time import COMPUTED, StepTime, step_time
+from lowband.predict.stage_messages import rank_of
+from lowband.predict.time import COMPUTED, StepTime, ends_s, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
+from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
+from lowband.spec.scheme import Scheme
 
 ROUNDING = 1e-9
+SMALLEST = Scheme(name="plan", weights=SELF, grads=SELF, optim=WORLD)
+OF_PASS = "forward", "recompute", "backward", "host", "tensor_parallel"
 _BETWEEN = [name for name in Ways.model_fields if name not in ("chunks", "schedule", "layers")]
 OF_TIERS = "stash", "host_update", "fetch"  # items that depend on where the optimizer's states are
 BUSY = (
@@ -39,29 +44,87 @@ class Floor:
     busy: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Seconds that are the same under any scheme and schedule, of a rank with so many blocks.
+
+    step:     of a step, without idle time and messages between stages
+    ends:     of it, what the ranks with embeddings and head wait for along tensor
+    one_pass: of a micro-batch in all blocks; forward: of it
+    """
+
+    step: Num
+    ends: Num
+    one_pass: Num
+    forward: Num
+    blocks: int
+
+    @staticmethod
+    def of(job: Workload, step: StepTime) -> "_Shared":
+        """job: without a head, whose seconds are not those of blocks; step: its"""
+        items, ends = step.items, job.accumulation * ends_s(job)
+        passes = sum((items[name] for name in OF_PASS), start=0.0) - ends
+        return _Shared(
+            _without_placement(step) - items["bubble"] - items["pipeline_exchange"], ends,
+            passes / job.accumulation, items["forward"] / job.accumulation,
+            job.model.layers // job.axes.pipeline,
+        )  # fmt: skip
+
+
 def floor(base: Workload) -> Floor:
     """The least seconds of a step: what it takes without collectives of sharding and copies of states beyond
-    the device, of which each scheme has other shards.
+    the device, of which each scheme has other shards. A tied head's gradient is exchanged in the smallest.
 
-    Of uneven stages: what they take in the mean, if none has a head. Where backwards are split, all but the
-    first rank wait at least for a forward in each stage before theirs.
+    Where backwards are split, all but the first rank wait at least for a forward in each stage before theirs.
     """
-    base, part = even(base)
-    axes = base.axes
-    splits = SCHEDULES[axes.row].splits
-    whole = base if base.beyond is None else replace(base, beyond=None)
+    job, part = even(base)
+    axes, splits = job.axes, SCHEDULES[job.axes.row].splits
+    whole = job.varied(scheme=SMALLEST) if job.beyond is None else replace(job, scheme=SMALLEST, beyond=None)
     if splits:
         whole = whole.varied(axes=axes.model_copy(update={"schedule": "1f1b"}))
     step = step_time(whole)
     least = _without_placement(step)
-    if base.hides_sends and (splits or part < 1):  # they hide behind other lists, or behind longer stages
-        least = least - step.items["pipeline_exchange"]
-    if splits:
+    if splits or part < 1:
         least = least - step.items["bubble"]
-        least = least + (axes.pipeline - 1) / axes.chunks * step.items["forward"] / base.accumulation
-    busy = sum((step.items[name] for name in BUSY), start=0.0)
+        if base.hides_sends:  # they hide behind other lists, or behind longer stages
+            least = least - step.items["pipeline_exchange"]
+    if part < 1:
+        shared = _Shared.of(whole, step)
+        least = part * (least - shared.ends) + _idle_s(base, shared)
+    elif splits:
+        headless = whole.varied(model=_headless(whole.model, axes.pipeline, axes.tensor))
+        least = least + _idle_s(base, _Shared.of(headless, step_time(headless)))
+    busy = part * sum((step.items[name] for name in BUSY), start=0.0)
     shape = np.shape(base.micro_batch)
-    return Floor(part * np.broadcast_to(least, shape), part * np.broadcast_to(busy, shape))
+    return Floor(np.broadcast_to(least, shape), np.broadcast_to(busy, shape))
+
+
+def _idle_s(base: Workload, shared: _Shared) -> Num:
+    """Seconds that a step takes beyond what the mean rank computes.
+
+    Of uneven stages every rank computes its own blocks, and waits before the first of them for a forward in
+    each stage before it, and behind the last one for these stages' backwards, of which parts may come early.
+    """
+    axes, many = base.axes, base.accumulation
+    splits = SCHEDULES[axes.row].splits
+    if not axes.is_uneven:
+        if splits:
+            return (axes.pipeline - 1) / axes.chunks * shared.forward
+        return idle_passes(axes.pipeline, many, axes.chunks) * shared.one_pass
+    mean, before = base.model.layers / axes.pipeline, shared.forward if splits else shared.one_pass
+    found: Num = 0.0
+    for rank, blocks in enumerate(_of_ranks(axes)):
+        more = many * (blocks - mean) * shared.one_pass + sum(axes.layers[:rank]) * before
+        found = np.maximum(found, more / shared.blocks)
+    return found
+
+
+def _of_ranks(axes: Ways) -> list[int]:
+    """Blocks of each rank of uneven stages."""
+    found = [0] * axes.pipeline
+    for stage, blocks in enumerate(axes.layers):
+        found[rank_of(stage, axes)] += blocks
+    return found
 
 
 def _without_placement(step: StepTime) -> Num:
@@ -77,7 +140,7 @@ class Bounds:
     without head, sends between stages and idle time, and of the latter what is certain."""
 
     def __init__(self) -> None:
-        self._alike: dict[tuple[object, ...], tuple[Num, Num, Num]] = {}
+        self._alike: dict[tuple[object, ...], _Shared] = {}
 
     def of(self, base: Workload) -> Floor:
         """The floor itself where layers differ and more of them would have another mean."""
@@ -88,32 +151,20 @@ class Bounds:
         alike = (getattr(axes, name) for name in _BETWEEN)
         key = *alike, base.recompute, base.recomputed, np.asarray(base.micro_batch).tobytes()
         if key not in self._alike:
-            self._alike[key] = _shared(base.varied(axes=axes, **_headless(base, axes.pipeline)))
-        least, one_pass, forward = self._alike[key]
-        own = base.axes
-        if SCHEDULES[own.row].splits:
-            idle = (own.pipeline - 1) / own.chunks * forward
-        else:
-            idle = idle_passes(own.pipeline, base.accumulation, own.chunks) * one_pass
-        layers = -(-base.model.layers // own.pipeline) * own.pipeline
-        part, shape = base.model.layers / layers, np.shape(base.micro_batch)
-        above, below = least * part, (least + idle) * part * (1 - ROUNDING)
+            job = base.varied(axes=axes, model=_headless(base.model, axes.pipeline, axes.tensor))
+            self._alike[key] = _Shared.of(job, step_time(job))
+        shared = self._alike[key]
+        part, shape = base.model.layers / axes.pipeline / shared.blocks, np.shape(base.micro_batch)
+        above = shared.step * part
+        ends = shared.ends if base.axes.is_uneven else 0.0
+        below = (above - part * ends + _idle_s(base, shared)) * (1 - ROUNDING)
         return Floor(np.broadcast_to(below, shape), np.broadcast_to(above, shape))
 
 
-def _headless(base: Workload, stages: int) -> dict[str, Any]:
-    """The model with as many blocks in each stage, and next to no head."""
-    layers = -(-base.model.layers // stages) * stages
-    return {"model": base.model.model_copy(update={"layers": layers, "vocab": base.axes.tensor})}
-
-
-def _shared(job: Workload) -> tuple[Num, Num, Num]:
-    """Seconds of a step, and of a micro-batch's pass and its forward, whatever the schedule."""
-    step = step_time(job)
-    apart = step.items["bubble"] + step.items["pipeline_exchange"]
-    of_pass = ("forward", "recompute", "backward", "host", "tensor_parallel")
-    one_pass = sum((step.items[name] for name in of_pass), start=0.0) / job.accumulation
-    return _without_placement(step) - apart, one_pass, step.items["forward"] / job.accumulation
+def _headless(model: ModelSpec, stages: int, tensor: int) -> ModelSpec:
+    """As many blocks in each stage, and next to no head."""
+    layers = -(-model.layers // stages) * stages
+    return model.model_copy(update={"layers": layers, "vocab": tensor})
 
 
 def even(base: Workload) -> tuple[Workload, float]:
