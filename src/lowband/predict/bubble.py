@@ -68,7 +68,7 @@ def _added_s(
         with_sends, without = (
             step_s(axes.row, axes.pipeline, int(many), stages, each) for each in (tuple(sends), ())
         )
-        found.append(with_sends - without)
+        found.append(max(with_sends - without, 0.0))  # both are worked out further, each from its own rounds
     return np.reshape(found, several[0].shape)
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from lowband.cost.collectives import Network
 from lowband.cost.numbers import Num
+from lowband.cost.stages_step import place_of
 from lowband.predict.workload import Workload
-from lowband.spec.axes import Ways
 from lowband.spec.mesh import Digit
-from lowband.spec.schedules import SCHEDULES
 
 
 class Exchange(NamedTuple):
@@ -42,19 +41,13 @@ def sends_s(job: Workload, network: Network) -> list[Num]:
     times = _by_level(job, network, digits)
     found = list[Num]()
     for stage in range(axes.stages - 1):
-        here, there = rank_of(stage, axes), rank_of(stage + 1, axes)
+        here, there = (place_of(axes.row, each, axes.pipeline) for each in (stage, stage + 1))
         crossed: Num = 0.0
         for digit, time in zip(digits, times, strict=True):  # the outermost one in which they differ
             crossed = time if here != there else crossed
             here, there = here // digit.count, there // digit.count
         found.append(crossed)
     return found
-
-
-def rank_of(stage: int, axes: Ways) -> int:
-    """Which rank along pipeline has a stage."""
-    turn, at = divmod(stage, axes.pipeline)
-    return axes.pipeline - 1 - at if SCHEDULES[axes.row].in_a_vee and turn else at
 
 
 def boundaries(digits: list[Digit]) -> list[int]:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.numbers import Num
+from lowband.cost.stages_step import place_of
 from lowband.cost.timeline import idle_passes
-from lowband.predict.stage_messages import rank_of
 from lowband.predict.time import COMPUTED, StepTime, ends_s, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
@@ -123,7 +123,7 @@ def _of_ranks(axes: Ways) -> list[int]:
     """Blocks of each rank of uneven stages."""
     found = [0] * axes.pipeline
     for stage, blocks in enumerate(axes.layers):
-        found[rank_of(stage, axes)] += blocks
+        found[place_of(axes.row, stage, axes.pipeline)] += blocks
     return found
 
 
