@@ -180,6 +180,18 @@ def as_users_do(tier: str) -> list[Any]:
     return found
 
 
+def adagrad(tier: str) -> list[Any]:
+    """Losses and norms with an optimizer that makes its states before the first step."""
+    model = shard_of(tier, tempfile.mkdtemp())
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    return [step(model, optimizer, number, 1, 0.05) for number in (2, 3, 4)]
+
+
+def test_states_may_be_made_before_the_first_step() -> None:
+    [[expected, *others]] = on_ranks(1, lambda: [adagrad(tier) for tier in ("device", *TIERS)])
+    assert others == [expected, expected]
+
+
 def use(tmp: str) -> tuple[list[Any], list[Any]]:
     again = []
     for _ in range(2):  # a folder is free as soon as nobody refers to the module
