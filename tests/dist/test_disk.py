@@ -257,6 +257,36 @@ def test_files_go_around_the_page_cache_where_they_can(tmp_path: Path) -> None:
         ]
 
 
+def of_any_name_and_size(tmp: str) -> list[bool]:
+    """Whether files give back what they got."""
+    disk, found = Disk(Path(tmp), 0), []
+    for name, numel in (("a/b (weights)", 3), ("../..", 0)):
+        file, values, again = disk.file(name, 4 * numel), torch.randn(numel), torch.zeros(numel)
+        file.write([values])
+        file.read([again])
+        found.append(file.path.parent == disk.folder and torch.equal(values, again))
+    return found
+
+
+def test_files_of_units_of_any_name_and_size(tmp_path: Path) -> None:
+    assert on_ranks(1, of_any_name_and_size, str(tmp_path)) == [[True, True]]
+
+
+def left_by_a_fork(tmp: str) -> bool:
+    """Whether a file is there when a process that was forked from its holder's has let it go."""
+    file = Disk(Path(tmp), 0).file("unit", 1)
+    path = file.path
+    if (child := os.fork()) == 0:
+        del file
+        os._exit(0)
+    os.waitpid(child, 0)
+    return path.exists()
+
+
+def test_a_forked_process_removes_no_files(tmp_path: Path) -> None:
+    assert on_ranks(1, left_by_a_fork, str(tmp_path)) == [True]
+
+
 def full(tmp: str) -> tuple[str, str, bool]:
     """A disk without room before training starts; one that fills up while it is written, and what is left."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)

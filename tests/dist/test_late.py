@@ -4,6 +4,8 @@ What is said of tiers without: test_tiers.py.
 """
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -262,6 +264,25 @@ def failing() -> list[str]:
 def test_an_update_that_fails_is_an_error_of_the_next_step() -> None:
     [[first, second, third]] = on_ranks(1, failing)
     assert (first, third) == ("", "") and "NoneType" in second
+
+
+FAILS = """
+import os, sys, torch, torch.distributed as dist, lowband
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/group", rank=0, world_size=1)
+scheme = lowband.Scheme.parse({"name": "x", "weights": "world", "grads": "world", "optim": "world@host",
+                               "offload": {"late": True}}, "test")
+model = lowband.shard(torch.nn.Linear(4, 4), scheme, lowband.Topology({}), torch.nn.Linear)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+model(torch.ones(1, 4)).sum().backward()
+optimizer.param_groups[0]["lr"] = "no number"
+optimizer.step()
+"""
+
+
+def test_a_process_whose_last_update_failed_ends_with_its_error(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", FAILS, str(tmp_path)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "lowband: the last step's late update failed: " in ended.stderr
 
 
 @pytest.mark.parametrize(

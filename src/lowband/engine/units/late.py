@@ -16,6 +16,9 @@ are copied, or a scheduler would change those of an update that is on its way; i
 (units.shard_grad).
 """
 
+import atexit
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,6 +172,9 @@ class _Update:
             late.update = None
         try:
             self._running.result()
+        except BaseException as error:
+            _unraised.remove(error)
+            raise
         finally:
             self._shards[0][0].meter.release(at("grads", HOST), self._held)
         for late, shard, values in self._shards:
@@ -197,7 +203,11 @@ def step_late(
 
 def _run(step: Callable[[Optimizer], Any], optimizer: Optimizer, threads: int) -> None:
     torch.set_num_threads(threads)  # a new thread would start with the library's default
-    step(optimizer)
+    try:
+        step(optimizer)
+    except BaseException as error:
+        _unraised.append(error)
+        raise
 
 
 def _plain(value: Any) -> Any:
@@ -209,3 +219,14 @@ def _copied(option: Any) -> Any:
 
 
 _thread = ThreadPoolExecutor(1, thread_name_prefix="lowband-late")
+_unraised: list[BaseException] = []  # errors of updates that nobody has waited for yet
+
+
+@atexit.register  # behind the end of threads
+def _end_with_unraised_failure() -> None:
+    """Fail a process that ends while its last update has failed."""
+    if _unraised:
+        sys.stdout.flush()
+        sys.stderr.write(f"lowband: the last step's late update failed: {_unraised[0]}\n")
+        sys.stderr.flush()
+        os._exit(1)
