@@ -33,6 +33,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "convergence/": (_ENGINE,),
     "decentralised/": (_ENGINE,),
     "delay/": (_ENGINE,),
+    "disk/": (_ENGINE,),
     "experts/": (_ENGINE,),
     "faults/": (_ENGINE, "src/lowband/run"),
     "fuzz/": ("src/lowband/spec", f"{_EVIDENCE}/importers", "src/lowband/commands"),
