@@ -257,6 +257,23 @@ def test_files_go_around_the_page_cache_where_they_can(tmp_path: Path) -> None:
         ]
 
 
+def of_two_optimizers(tmp: str) -> int:
+    """Bytes in memory between steps of states of two optimizers that have parameters of the same units."""
+    model = shard_of("disk", tmp)
+    shards = list(model.parameters())
+    optimizers = [torch.optim.AdamW(shards[place::2], fused=True) for place in range(2)]
+    for number in (2, 3):
+        for optimizer in optimizers:
+            step(model, optimizer, number, 1, 0.05)
+    wait_for(model)
+    states = [each for of in optimizers for kept in of.state.values() for each in kept.values() if each.ndim]
+    return sum(state.untyped_storage().nbytes() for state in states)
+
+
+def test_two_optimizers_leave_no_states_in_memory(tmp_path: Path) -> None:
+    assert on_ranks(1, of_two_optimizers, str(tmp_path)) == [0]
+
+
 def of_any_name_and_size(tmp: str) -> list[bool]:
     """Whether files give back what they got."""
     disk, found = Disk(Path(tmp), 0), []
