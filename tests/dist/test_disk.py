@@ -180,6 +180,18 @@ def as_users_do(tier: str) -> list[Any]:
     return found
 
 
+def adagrad(tier: str) -> list[Any]:
+    """Losses and norms with an optimizer that makes its states before the first step."""
+    model = shard_of(tier, tempfile.mkdtemp())
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    return [step(model, optimizer, number, 1, 0.05) for number in (2, 3, 4)]
+
+
+def test_states_may_be_made_before_the_first_step() -> None:
+    [[expected, *others]] = on_ranks(1, lambda: [adagrad(tier) for tier in ("device", *TIERS)])
+    assert others == [expected, expected]
+
+
 def use(tmp: str) -> tuple[list[Any], list[Any]]:
     again = []
     for _ in range(2):  # a folder is free as soon as nobody refers to the module
@@ -243,6 +255,53 @@ def test_files_go_around_the_page_cache_where_they_can(tmp_path: Path) -> None:
             "ends after 4194404 bytes, in a piece of 4194304 from 4194304",
             "5 bytes from 12582912 are not those that were written",
         ]
+
+
+def of_two_optimizers(tmp: str) -> int:
+    """Bytes in memory between steps of states of two optimizers that have parameters of the same units."""
+    model = shard_of("disk", tmp)
+    shards = list(model.parameters())
+    optimizers = [torch.optim.AdamW(shards[place::2], fused=True) for place in range(2)]
+    for number in (2, 3):
+        for optimizer in optimizers:
+            step(model, optimizer, number, 1, 0.05)
+    wait_for(model)
+    states = [each for of in optimizers for kept in of.state.values() for each in kept.values() if each.ndim]
+    return sum(state.untyped_storage().nbytes() for state in states)
+
+
+def test_two_optimizers_leave_no_states_in_memory(tmp_path: Path) -> None:
+    assert on_ranks(1, of_two_optimizers, str(tmp_path)) == [0]
+
+
+def of_any_name_and_size(tmp: str) -> list[bool]:
+    """Whether files give back what they got."""
+    disk, found = Disk(Path(tmp), 0), []
+    for name, numel in (("a/b (weights)", 3), ("../..", 0)):
+        file, values, again = disk.file(name, 4 * numel), torch.randn(numel), torch.zeros(numel)
+        file.write([values])
+        file.read([again])
+        found.append(file.path.parent == disk.folder and torch.equal(values, again))
+    return found
+
+
+def test_files_of_units_of_any_name_and_size(tmp_path: Path) -> None:
+    assert on_ranks(1, of_any_name_and_size, str(tmp_path)) == [[True, True]]
+
+
+def left_by_a_fork(tmp: str) -> bool:
+    """Whether a file is there when a process that was forked from its holder's has let it go."""
+    file = Disk(Path(tmp), 0).file("unit", 1)
+    path = file.path
+    if (child := os.fork()) == 0:
+        del file
+        os._exit(0)
+    os.waitpid(child, 0)
+    return path.exists()
+
+
+def test_a_forked_process_removes_no_files(tmp_path: Path) -> None:
+    assert on_ranks(1, left_by_a_fork, str(tmp_path)) == [True]
 
 
 def full(tmp: str) -> tuple[str, str, bool]:

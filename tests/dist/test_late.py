@@ -4,8 +4,11 @@ What is said of tiers without: test_tiers.py.
 """
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from test_parity import CLIP, SPEC, optimizer_of, part_of_batch, stepped
 from test_tiers import DTYPE, INNER, NAN_STEP, adamw, go_on, placed, step, trained
 
 import lowband
+from lowband.engine.passes.engine import engine_of
+from lowband.engine.units import late as late_steps
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
@@ -141,6 +146,34 @@ def test_whatever_happens_between_steps() -> None:
     assert all(torch.equal(weights[key], others[key]) for key in weights)
 
 
+def changed_in_place(is_late: bool) -> Any:
+    """Weights, and after each step how many units' updates were on their way once a gradient was zeroed. A
+    learning rate in a tensor is changed before the first update can have begun."""
+    scheme, begins = late("zero3") if is_late else placed("zero3", "device"), Event()
+    model = lowband.shard(GPT(SPEC, seed=7), scheme, lowband.Topology({}), Block, DTYPE["bf16"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False)
+    shards = list(model.parameters())
+    model(*torch.ones(2, 1, SPEC.seq_len, dtype=torch.long)).backward()
+    late_steps._thread.submit(begins.wait)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"].fill_(0.5)
+    begins.set()
+    shards[0].grad.zero_()
+    torch._foreach_zero_([shard.grad for shard in shards])
+    left = sum(disk.update is not None for disk, _ in engine_of(model).on_disk())
+    return left, lowband.full_state_dict(model)
+
+
+def both_in_place() -> list[Any]:
+    return [changed_in_place(False), changed_in_place(True)]
+
+
+def test_an_update_has_the_step_s_gradients_and_options() -> None:
+    [[(_, weights), (left, others)]] = on_ranks(1, both_in_place)
+    assert left == 0
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
+
+
 def counts() -> list[Any]:
     return [trained(late("hier3"), 2, *rest)[1:3] for rest in ((1, 0.05, "bf16"), (2, math.inf, "fp32"))]
 
@@ -179,8 +212,21 @@ def refused() -> list[str]:
     for number in (2, 3):
         step(model, optimizer, number, 1, 0.05)
     shard, state = next(model.parameters()), next(iter(optimizer.state.values()))
+    fresh, of_lamb = (list(built(seed)[0].parameters()) for seed in (1, 2))
+    before, later = (torch.optim.AdamW(some, fused=True) for some in (fresh[:1], fresh[1:]))
+    lamb = lowband.Lamb(of_lamb)
+    for one in (*fresh, *of_lamb):
+        one.grad = torch.zeros(one.shape)
+    before.step()
+    assigned = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))], fused=True)
+    assigned.param_groups[0]["params"] = fresh
+    found = [
+        answer(lambda: fresh[0].mul_(0.5)), answer(later.step), answer(lamb.step),
+        answer(assigned.step),
+    ]  # fmt: skip
     more = torch.optim.AdamW([*model.parameters(), torch.nn.Parameter(torch.zeros(3))])
     return [
+        *found,
         answer(shard.tolist), answer(state["exp_avg"].sum), answer(optimizer.state_dict),
         answer(lambda: optimizer.step(lambda: 0.0)), answer(more.step),
     ]  # fmt: skip
@@ -189,6 +235,9 @@ def refused() -> list[str]:
 def test_what_is_refused_between_steps() -> None:
     [found] = on_ranks(1, refused)
     for text, expected in zip(found, (
+        "embed.weight: its values are being updated between steps",
+        "AdamW of late updates: another optimizer has some parameters of the unit of 'positions.weight'",
+        "Lamb of late updates: sums over ranks", "AdamW of late updates: this step was looked up, or made,",
         "embed.weight: its values are being updated between steps (allowed: lowband.full_state_dict",
         "exp_avg of embed.weight: its values are being updated between steps",
         "AdamW: its states are being updated between steps (allowed: lowband.Checkpointer)",
@@ -215,6 +264,25 @@ def failing() -> list[str]:
 def test_an_update_that_fails_is_an_error_of_the_next_step() -> None:
     [[first, second, third]] = on_ranks(1, failing)
     assert (first, third) == ("", "") and "NoneType" in second
+
+
+FAILS = """
+import os, sys, torch, torch.distributed as dist, lowband
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/group", rank=0, world_size=1)
+scheme = lowband.Scheme.parse({"name": "x", "weights": "world", "grads": "world", "optim": "world@host",
+                               "offload": {"late": True}}, "test")
+model = lowband.shard(torch.nn.Linear(4, 4), scheme, lowband.Topology({}), torch.nn.Linear)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+model(torch.ones(1, 4)).sum().backward()
+optimizer.param_groups[0]["lr"] = "no number"
+optimizer.step()
+"""
+
+
+def test_a_process_whose_last_update_failed_ends_with_its_error(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", FAILS, str(tmp_path)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "lowband: the last step's late update failed: " in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from contextlib import suppress
 from ctypes import c_ubyte
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import torch
 
@@ -56,7 +57,8 @@ class Disk:
 
     def file(self, name: str, expected_bytes: int) -> "StateFile":
         """A new file. Raises UserError if the disk has no room for as many bytes."""
-        return StateFile(self.folder / f"{name}.states", expected_bytes, self._buffers)
+        path = self.folder / f"{quote(name, safe=' ()')}.states"  # names of modules may have slashes
+        return StateFile(path, expected_bytes, self._buffers)
 
 
 class StateFile:
@@ -70,8 +72,8 @@ class StateFile:
         self._sums = dict[int, int]()  # checksums by the place of the piece
         try:
             self._file, self.is_direct = _open(path)
-            weakref.finalize(self, _remove, self._file, path)
-            os.posix_fallocate(self._file, 0, _padded(expected_bytes))
+            weakref.finalize(self, _remove, self._file, path, os.getpid())
+            os.posix_fallocate(self._file, 0, _padded(max(1, expected_bytes)))
             if self.is_direct and not buffers.can_read(self._file):
                 flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
                 fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
@@ -235,7 +237,10 @@ def _open(path: Path) -> tuple[int, bool]:
         return os.open(path, flags, 0o600), False
 
 
-def _remove(file: int, path: Path) -> None:
+def _remove(file: int, path: Path, process: int) -> None:
+    """process: whose file it is; one that was forked from it ends without"""
+    if os.getpid() != process:
+        return
     with suppress(OSError):
         os.close(file)
         path.unlink()

@@ -11,9 +11,14 @@ A step that is left out, as one with a NaN, begins none and waits for none. Whoe
 then the next forward has all updates: so training goes on from a checkpoint as it would have without an end.
 
 [Note: own counter] The thread's tensors are views with version counters of their own, or a forward and its
-backward would see the weights change (units.changes).
+backward would see the weights change (units.changes). Options that are tensors, as a learning rate may be,
+are copied, or a scheduler would change those of an update that is on its way; its gradients wait for it
+(units.shard_grad).
 """
 
+import atexit
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,11 +32,13 @@ from torch.optim.optimizer import Optimizer
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.absent import Lies, StateOnDisk
 from lowband.engine.units.on_disk import OnDisk
+from lowband.errors import UserError
 from lowband.spec.tiers import HOST, Tier, at
 
 
 class Late(OnDisk):
-    """One unit's states on one rank, in host memory: readable but while an update is on its way.
+    """One unit's states on one rank, in host memory: readable while they are saved or loaded. At other times
+    an update may be on its way, and no forward before the next step would see what is written.
 
     rounded: 1D, host memory, in the compute dtype: the weights that the next forward computes with
     """
@@ -44,6 +51,7 @@ class Late(OnDisk):
         """master: 1D, fp32, host memory"""
         self.rounded, self._master, self.meter = rounded, master, meter
         self.update: _Update | None = None  # that is on its way
+        self._is_open = False
 
     def wait(self) -> None:
         """Wait for the update that is on its way. Raises its error."""
@@ -52,13 +60,14 @@ class Late(OnDisk):
 
     @property
     def is_readable(self) -> bool:
-        return self.update is None
+        return self._is_open
 
     def start_read(self, is_counted: bool = True) -> None:
         """The state is about to be saved, or loaded: the next forward has all updates."""
         self.wait()
         self.show()
         torch.autograd.graph.increment_version(self._master)
+        self._is_open = True
 
     def start_write(
         self,
@@ -71,6 +80,7 @@ class Late(OnDisk):
             for shard in shards:
                 self.keep(optimizer, shard, optimizer.state.get(shard, {}))
         self.show()
+        self._is_open = False
 
     def show(self) -> None:
         """Have the next forward compute with the newest weights."""
@@ -96,7 +106,17 @@ class Late(OnDisk):
         yield
 
     def forget(self) -> None:
-        """They have memory all the time."""
+        """The state has been saved."""
+        self._is_open = False
+
+    def check_alone(self, optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> None:
+        """Raises UserError if another optimizer updates other shards: its update would not be late."""
+        if self.update is not None and self.update.has_others(self, optimizer, shards):
+            raise UserError(
+                f"another optimizer has some parameters of the unit of '{shards[0].shard_of.name}'",  # type: ignore[attr-defined]
+                where=f"{type(optimizer).__name__} of {self.called}",
+                allowed="all of a unit in one optimizer",
+            )
 
 
 class _Update:
@@ -114,8 +134,15 @@ class _Update:
         values.set_(shard.untyped_storage(), shard.storage_offset(), shard.shape)  # type: ignore[call-overload]
         assert shard.grad is not None
         values.grad = _plain(shard.grad)
+        shard.grad.on_disk = Lies(late, shard.shard_of.name)  # type: ignore[attr-defined]
         self._shards.append((late, shard, values))
         self._held += shard.grad.nbytes
+
+    def has_others(self, late: Late, optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> bool:
+        """Whether it is another optimizer's, and of some of the unit's shards that are not among these."""
+        mine = {id(shard) for shard in shards}
+        others = any(of is late and id(shard) not in mine for of, shard, _ in self._shards)
+        return self._optimizer is not optimizer and others
 
     def begin(self) -> None:
         """Update them in a thread."""
@@ -124,7 +151,8 @@ class _Update:
         of = {shard: values for _, shard, values in self._shards}
         state = {of[shard]: {k: _plain(v) for k, v in held.items()}
                  for shard, held in self._optimizer.state.items() if shard in of}  # fmt: skip
-        groups = [{**group, "params": [of[p] for p in group["params"] if p in of]}
+        groups = [{**{key: _copied(option) for key, option in group.items()},
+                   "params": [of[p] for p in group["params"] if p in of]}
                   for group in self._optimizer.param_groups]  # fmt: skip
         # The optimizer itself, but for what it updates.
         self._copy = object.__new__(type(self._optimizer))
@@ -144,6 +172,9 @@ class _Update:
             late.update = None
         try:
             self._running.result()
+        except BaseException as error:
+            _unraised.remove(error)
+            raise
         finally:
             self._shards[0][0].meter.release(at("grads", HOST), self._held)
         for late, shard, values in self._shards:
@@ -157,6 +188,8 @@ def step_late(
     optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[Late, Sequence[nn.Parameter]]
 ) -> None:
     """Finish the last step's update, and begin this one's, by the class's step."""
+    for late, shards in shards_of.items():
+        late.check_alone(optimizer, shards)
     for late in shards_of:
         late.wait()
     update = _Update(optimizer, step)
@@ -170,11 +203,30 @@ def step_late(
 
 def _run(step: Callable[[Optimizer], Any], optimizer: Optimizer, threads: int) -> None:
     torch.set_num_threads(threads)  # a new thread would start with the library's default
-    step(optimizer)
+    try:
+        step(optimizer)
+    except BaseException as error:
+        _unraised.append(error)
+        raise
 
 
 def _plain(value: Any) -> Any:
     return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
 
 
+def _copied(option: Any) -> Any:
+    return option.clone() if isinstance(option, torch.Tensor) else option
+
+
 _thread = ThreadPoolExecutor(1, thread_name_prefix="lowband-late")
+_unraised: list[BaseException] = []  # errors of updates that nobody has waited for yet
+
+
+@atexit.register  # behind the end of threads
+def _end_with_unraised_failure() -> None:
+    """Fail a process that ends while its last update has failed."""
+    if _unraised:
+        sys.stdout.flush()
+        sys.stderr.write(f"lowband: the last step's late update failed: {_unraised[0]}\n")
+        sys.stderr.flush()
+        os._exit(1)

@@ -6,6 +6,7 @@ lane, in the order in which they were submitted, so that no more than two units 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
@@ -59,6 +60,7 @@ class OnDisk:
         self.rounded, self._unit, self._master, self._file = rounded, unit, master, file
         self._collectives, self._meter = collectives, collectives.meter
         self._tensors = [master]
+        self._states: dict[nn.Parameter, list[torch.Tensor]] = {}  # by shard
         self._sizes = [master.nbytes]
         self._held = 0  # bytes of them in memory
         self._is_counted = True
@@ -85,7 +87,8 @@ class OnDisk:
         """Begin to write the tensors, those that the optimizer has of the shards too, and free them."""
         self.wait()
         if optimizer is not None:
-            self._tensors = [self._master, *self._states_of(optimizer, shards)]
+            self._states |= self._states_of(optimizer, shards)  # others may be of another optimizer
+            self._tensors = [self._master, *chain.from_iterable(self._states.values())]
             self._sizes = [tensor.nbytes for tensor in self._tensors]
         self._is_written = False
         self._count()
@@ -152,16 +155,20 @@ class OnDisk:
         self._is_written = True
         self._free()
 
-    def _states_of(self, optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """What the optimizer keeps of each element of the shards; from now on it says when it is absent."""
-        found: list[torch.Tensor] = []
+    def _states_of(
+        self, optimizer: Optimizer, shards: Sequence[nn.Parameter]
+    ) -> dict[nn.Parameter, list[torch.Tensor]]:
+        """What the optimizer keeps of each element of its shards; from now on it says when it is absent."""
+        found: dict[nn.Parameter, list[torch.Tensor]] = {}
         with torch._C.DisableTorchFunctionSubclass():
             for shard in shards:
-                state = optimizer.state.get(shard, {})
+                if not (state := optimizer.state.get(shard, {})):
+                    continue
+                found[shard] = []
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel():
                         lies = Lies(self, f"{key} of {shard.shard_of.name}")  # type: ignore[attr-defined]
-                        found.append(plain := value.as_subclass(torch.Tensor))
+                        found[shard].append(plain := value.as_subclass(torch.Tensor))
                         state[key] = StateOnDisk.of(plain, lies)
         return found
 

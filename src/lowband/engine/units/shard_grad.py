@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from lowband.engine.units.absent import Lies, wait_for_updates
 from lowband.engine.units.by_element import Kind, kind_of, name_of
 from lowband.engine.units.seen_whole import SeenWhole
 from lowband.errors import UserError
@@ -48,13 +49,26 @@ class ShardValues(SeenWhole):
 
 
 class ShardGrad(ShardValues):
-    """The gradient of a shard, or what was computed from it element by element."""
+    """The gradient of a shard, or what was computed from it element by element.
+
+    on_disk: who updates the shard late, and may not have read it yet; or None
+    """
+
+    on_disk: Lies | None = None
 
     what = "a shard's gradient covers this rank's part only"
     allowed = (
         "lowband.clip_grad_norm_(module, max_norm), which returns the norm over all ranks; "
         "p.grad.as_subclass(torch.Tensor) for this rank's part"
     )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if kind_of(func) is not FACT:
+            wait_for_updates(args)
+        return on_part(cls, func, args, kwargs or {})
 
 
 def on_part(

@@ -83,6 +83,7 @@ def _before_step(
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
+        _check_elsewhere(optimizer, by_unit)
         if optimizer not in _stepping:
             _prepare(optimizer)
             _unwatched.add(optimizer)
@@ -96,6 +97,19 @@ def _before_step(
     return (args[0], *(_then(each, check) for each in args[1:])), {
         name: _then(each, check) for name, each in kwargs.items()
     }
+
+
+def _check_elsewhere(optimizer: Optimizer, by_unit: Iterable[Changes]) -> None:
+    """Raises UserError for a step that would read states which have no memory now: see `_unwatched`."""
+    if optimizer in _stepping and hasattr(optimizer, _ELSEWHERE):
+        return
+    disk = next((changes.disk for changes in by_unit if changes.disk is not None), None)
+    if disk is not None:
+        raise UserError(
+            "this step was looked up, or made, before it had shards",
+            where=f"{type(optimizer).__name__} of {disk.called}",
+            allowed="optimizer.step() of one made from module.parameters() after lowband.shard",
+        )
 
 
 def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parameter], where: str) -> None:
@@ -202,6 +216,12 @@ def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> N
             "has other parameters beside those that are updated late",
             where=type(optimizer).__name__,
             allowed="an optimizer for each",
+        )
+    if type(optimizer).__module__.startswith("lowband."):
+        raise UserError(
+            "sums over ranks, which takes shards, and no update behind a forward",
+            where=f"{type(optimizer).__name__} of {Late.called}",
+            allowed="torch's optimizers; no offload.late",
         )
     _before_step(optimizer, (optimizer,), {})
     step_late(optimizer, step, late)
