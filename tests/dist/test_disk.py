@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,38 @@ def use(tmp: str) -> tuple[list[Any], list[Any]]:
 def test_optimizers_are_used_as_without(tmp_path: Path) -> None:
     [([expected, *others], [first, second])] = on_ranks(1, use, str(tmp_path))
     assert others == [expected, expected] and first == second
+
+
+def anew_while_a_write_runs(tmp: str) -> bool:
+    """Whether a folder is free again whose module has ended, but for a write that waits for that."""
+    write, waited = os.pwrite, threading.Event()
+
+    def put(*args: Any) -> int:
+        waited.wait(60)
+        return write(*args)
+
+    model = shard_of("disk", tmp)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", put)
+        patch.setattr("time.sleep", lambda _: waited.set())
+        start_writes(model)
+        del model
+        shard_of("disk", tmp)
+    return waited.is_set()
+
+
+def start_writes(model) -> None:
+    """Of all units, as the end of a step does."""
+    units = [unit for unit, _ in engine_of(model).on_disk()]
+    for unit in units:
+        unit.start_read(is_counted=False)
+        unit.wait()
+    for unit in units:
+        unit.start_write(None, (), is_counted=False)
+
+
+def test_a_folder_is_free_behind_the_last_write(tmp_path: Path) -> None:
+    assert on_ranks(1, anew_while_a_write_runs, str(tmp_path)) == [True]
 
 
 def around_the_cache(tmp: str) -> list[tuple[bool, bool, list[str]]]:

@@ -16,6 +16,7 @@ import mmap
 import os
 import shutil
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from ctypes import c_ubyte
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -33,6 +35,7 @@ from lowband.spec.files import naming
 from lowband.spec.lock import hold, is_held
 
 PIECE_BYTES = 2**22
+LONGEST_WRITE_S = 60.0  # that is waited for, of a module that has ended
 _BLOCK_BYTES = mmap.PAGESIZE  # a multiple of a disk's
 _HUGE_BYTES = 2**21
 
@@ -46,12 +49,13 @@ class Disk:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if is_held(lock := self.folder / "lock"):
-                gc.collect()  # perhaps by a module that nothing else refers to any more
+                _wait_for_end(self.folder)
             self._lock = hold(lock)
             self._lock.__enter__()  # until this object is gone, or the process
             for left in self.folder.glob("*.states"):  # of a run that was killed
                 left.unlink()
             self._buffers = _Buffers()
+            _of_folders[self.folder] = self
         except OSError as error:
             raise UserError(f"cannot be used: {error.strerror}", where=self.folder) from None
 
@@ -59,6 +63,30 @@ class Disk:
         """A new file. Raises UserError if the disk has no room for as many bytes."""
         path = self.folder / f"{quote(name, safe=' ()')}.states"  # names of modules may have slashes
         return StateFile(path, expected_bytes, self._buffers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a file is being read or written."""
+        return self._buffers.are_used
+
+
+_of_folders: WeakValueDictionary[Path, Disk] = WeakValueDictionary()  # of this process
+
+
+def _wait_for_end(folder: Path) -> None:
+    """Let a module of this process end that nothing refers to any more, but its last writes, which may run.
+    One that is in use has the folder still, a second later.
+    """
+    idle, until = 0, time.monotonic() + LONGEST_WRITE_S
+    while folder in _of_folders and idle < 20 and time.monotonic() < until:
+        idle = 0 if _is_busy(folder) else idle + 1
+        gc.collect()
+        time.sleep(0.05)
+
+
+def _is_busy(folder: Path) -> bool:
+    disk = _of_folders.get(folder)
+    return disk is not None and disk.is_busy
 
 
 class StateFile:
@@ -182,6 +210,11 @@ class _Buffers:
         for buffer in self._two:
             buffer.end()
         self._lock.release()
+
+    @property
+    def are_used(self) -> bool:
+        """Whether a file has them."""
+        return self._lock.locked()
 
     def can_read(self, file: int) -> bool:
         """Whether what is around the page cache is more than a flag, which some file systems take."""
