@@ -16,7 +16,7 @@ import reference
 import torch
 import torch.distributed as dist
 from test_parity import CLIP, SPEC, optimizer_of, part_of_batch, stepped
-from test_tiers import DTYPE, INNER, NAN_STEP, adamw, go_on, placed, step, trained
+from test_tiers import DTYPE, INNER, NAN_STEP, adamw, placed, resumed, saved, step, trained
 
 import lowband
 from lowband.engine.passes.engine import engine_of
@@ -190,16 +190,7 @@ def built(seed: int) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def saved_and_resumed(folder: str) -> bool:
-    model, optimizer = built(7)
-    for number in (2, 3):
-        step(model, optimizer, number, 1, 0.05)
-    checkpointer = lowband.Checkpointer(Path(folder))
-    checkpointer.save(2, model, optimizer, {})
-    checkpointer.wait()
-    expected = go_on(model, optimizer)
-    model, optimizer = built(8)
-    checkpointer.load(checkpointer.latest(), model, optimizer)
-    found = go_on(model, optimizer)
+    expected, found = saved(folder, *built(7)), resumed(folder, *built(8))
     return all(torch.equal(expected[key], found[key]) for key in expected)
 
 

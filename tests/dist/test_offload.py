@@ -10,7 +10,7 @@ import pytest
 import started
 import torch
 from test_parity import SPEC
-from test_tiers import CASES, DTYPE, NAN_STEP, adamw, folder_of, go_on, placed, step, trained
+from test_tiers import CASES, DTYPE, NAN_STEP, adamw, folder_of, placed, resumed, saved, step, trained
 
 import lowband
 from lowband.cost.contents import step_bytes
@@ -88,18 +88,10 @@ def saved_and_resumed(folder: str) -> bool:
     """Whether a checkpoint of each goes on in each other as where it was saved."""
     right = True
     for before, scheme in enumerate([parted("zero3", *way) for way in PLACES]):
-        model, optimizer = built(scheme, 7)
-        for number in (2, 3):
-            step(model, optimizer, number, 1, 0.05)
-        checkpointer = lowband.Checkpointer(Path(folder, str(before)))
-        checkpointer.save(2, model, optimizer, {})
-        checkpointer.wait()
-        expected = go_on(model, optimizer)
+        expected = saved(Path(folder, str(before)), *built(scheme, 7))
         for after in PLACES:
             if after != PLACES[before]:
-                model, optimizer = built(parted("zero3", *after), 8)
-                checkpointer.load(checkpointer.latest(), model, optimizer)
-                found = go_on(model, optimizer)
+                found = resumed(Path(folder, str(before)), *built(parted("zero3", *after), 8))
                 right &= all(torch.equal(expected[key], found[key]) for key in expected)
     return right
 

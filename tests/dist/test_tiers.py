@@ -156,13 +156,23 @@ def built(tier: str, seed: int) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def save(folder: str, tier: str) -> dict[str, torch.Tensor]:
+    return saved(folder, *built(tier, 7))
+
+
+def saved(folder: str | Path, model, optimizer) -> dict[str, torch.Tensor]:
     """The weights two steps after a checkpoint."""
-    model, optimizer = built(tier, 7)
     for number in (2, 3):
         step(model, optimizer, number, 1, 0.05)
     checkpointer = lowband.Checkpointer(Path(folder))
     checkpointer.save(2, model, optimizer, {})
     checkpointer.wait()
+    return go_on(model, optimizer)
+
+
+def resumed(folder: str | Path, model, optimizer) -> dict[str, torch.Tensor]:
+    """The same of a model that goes on from there."""
+    checkpointer = lowband.Checkpointer(Path(folder))
+    checkpointer.load(checkpointer.latest(), model, optimizer)
     return go_on(model, optimizer)
 
 
@@ -173,10 +183,7 @@ def go_on(model, optimizer) -> dict[str, torch.Tensor]:
 
 
 def resume(folder: str, tier: str) -> dict[str, torch.Tensor]:
-    model, optimizer = built(tier, 8)
-    checkpointer = lowband.Checkpointer(Path(folder))
-    checkpointer.load(checkpointer.latest(), model, optimizer)
-    return go_on(model, optimizer)
+    return resumed(folder, *built(tier, 8))
 
 
 @pytest.mark.parametrize(("before", "after"), [*permutations(("device", *TIERS), 2)])

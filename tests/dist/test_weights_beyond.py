@@ -20,7 +20,7 @@ import started
 import torch
 import torch.distributed as dist
 from test_parity import SPEC
-from test_tiers import DTYPE, INNER, NAN_STEP, adamw, beside, folder_of, go_on, placed, step, train
+from test_tiers import DTYPE, INNER, NAN_STEP, adamw, beside, folder_of, placed, resumed, saved, step, train
 
 import lowband
 from lowband.cost.bytes import unit_numels
@@ -112,23 +112,14 @@ def model_of(scheme: Scheme, seed: int = 7, folder: str | Path | None = None, dt
     return lowband.shard(GPT(SPEC, seed=seed), scheme, topology, Block, DTYPE[dtype], disk=disk)
 
 
-def saved(folder: str, weights: str, optim: str) -> dict[str, torch.Tensor]:
-    """The weights two steps after a checkpoint."""
+def save(folder: str, weights: str, optim: str) -> dict[str, torch.Tensor]:
     model = model_of(placed("zero3", optim, weights))
-    optimizer = adamw(model)
-    for number in (2, 3):
-        step(model, optimizer, number, 1, 0.05)
-    checkpointer = lowband.Checkpointer(Path(folder))
-    checkpointer.save(2, model, optimizer, {})
-    checkpointer.wait()
-    return go_on(model, optimizer)
+    return saved(folder, model, adamw(model))
 
 
-def resumed(folder: str, weights: str, optim: str) -> dict[str, torch.Tensor]:
+def resume(folder: str, weights: str, optim: str) -> dict[str, torch.Tensor]:
     model = model_of(placed("zero3", optim, weights), seed=8)
-    optimizer, checkpointer = adamw(model), lowband.Checkpointer(Path(folder))
-    checkpointer.load(checkpointer.latest(), model, optimizer)
-    return go_on(model, optimizer)
+    return resumed(folder, model, adamw(model))
 
 
 @pytest.mark.parametrize(
@@ -142,8 +133,8 @@ def resumed(folder: str, weights: str, optim: str) -> dict[str, torch.Tensor]:
 def test_a_checkpoint_is_resumed_in_other_tiers(
     tmp_path: Path, before: tuple[str, str], after: tuple[str, str]
 ) -> None:
-    expected = on_ranks(2, saved, str(tmp_path), *before)[0]
-    found = on_ranks(2, resumed, str(tmp_path), *after)[0]
+    expected = on_ranks(2, save, str(tmp_path), *before)[0]
+    found = on_ranks(2, resume, str(tmp_path), *after)[0]
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
 

@@ -15,6 +15,7 @@ from lowband.commands.predict import (
     add_job,
     add_lora,
     add_tiers,
+    blocks,
     given_on_axes,
     lora,
     print_rows,
@@ -54,7 +55,7 @@ def add(commands: Any) -> None:
         "--tp", nargs="+", type=at_least_one, help="degrees to try (default: powers of 2 in a node)"
     )
     plan.add_argument("--pp", nargs="+", type=at_least_one, help="to try (default: all that layers allow)")
-    plan.add_argument("--layers", nargs="+", type=at_least_one, default=[], help=LAYERS)
+    plan.add_argument("--layers", nargs="+", type=blocks, default=[], help=LAYERS)
     add_context(plan, ["all"], "default: all")
     add_experts(plan, ROUTES, "default: all", "some if --imbalance")
     add_tiers(plan)
