@@ -21,6 +21,12 @@ def files(root: Path, folder: str) -> list[Path]:
     return [path.relative_to(root) for path in found if path.stem in _ONLY.get(folder, (path.stem,))]
 
 
+def folder_of(file: str) -> str:
+    """That of COUNTS in which a mutated file is."""
+    [found] = [folder for folder in COUNTS if file.startswith(f"src/lowband/{folder}/")]
+    return found
+
+
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
