@@ -301,6 +301,10 @@ _TESTS = {
     "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
     "predict/search/ratios": [f"{UNIT}ratios.py"],
     "cost": [*_PREDICT, f"{UNIT}command_line.py"],
+    "cost/activations": [
+        f"{UNIT}cost_by_hand.py", f"{UNIT}products_and_recomputation.py",
+        *_dist("activations_on_host", "context_kept"),
+    ],
     "cost/attention": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
     "cost/buffers": [*_PREDICT, *_COUNTED],
     "cost/bytes": [*_PREDICT, *_COUNTED],
