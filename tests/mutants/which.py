@@ -27,6 +27,7 @@ def folder_of(file: str) -> str:
     return found
 
 
+SHIPPED = f"{UNIT}shipped_predictions.py"  # all that the predictor says of published runs
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
@@ -338,4 +339,5 @@ _TESTS = {
 def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
     inside = Path(file).relative_to("src/lowband").with_suffix("")
-    return next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
+    found = next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
+    return [*found, SHIPPED] if inside.parts[0] in ("cost", "predict") else found
