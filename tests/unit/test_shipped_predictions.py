@@ -1,4 +1,4 @@
-"""Every shipped table of predictions is what the predictor says today: none is stale, no change goes unnoticed."""
+"""Every shipped table of predictions is what the predictor says today, so that no change goes unnoticed."""
 
 from pathlib import Path
 
