@@ -120,6 +120,7 @@ def test_no_matching_row_is_not_run(tables: Path, tmp_path: Path) -> None:
     row = grade(tables, tmp_path, ours=ours)
     assert row["verdict"] == "not run"
     assert "no row for scaling.csv" in row["why"]
+    assert row["rows"] == 0
     assert pd.isna(row["ours"])
 
 
