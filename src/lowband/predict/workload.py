@@ -18,8 +18,9 @@ from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.spec.axes import ONLY_DATA, Axes, Ways, check_parts
-from lowband.spec.context import Layout, check_context, check_layout, layout_of
+from lowband.predict.refused import check
+from lowband.spec.axes import ONLY_DATA, Axes, Ways
+from lowband.spec.context import Layout, layout_of
 from lowband.spec.machine import Machine, TierName
 from lowband.spec.mesh import MOST_RANKS, Levels, Mesh
 from lowband.spec.model import ModelSpec
@@ -73,88 +74,8 @@ class Workload:
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
-        stages of which some have more layers of softmax."""
-        for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
-            if np.min(getattr(self, name)) < 1:
-                raise UserError(f"{name} {getattr(self, name)}", allowed="1 or more")
-        if not self.imbalance >= 1:
-            raise UserError(f"imbalance {self.imbalance}", allowed="1 or more")
-        if not 0 <= self.recomputed <= 1 or (
-            self.recomputed < 1 and self.axes.context * self.axes.expert > 1
-        ):
-            what = f"{self.recomputed * self.model.layers:g} layers that are recomputed"
-            allowed = f"1 to {self.model.layers}; with ranks along context or experts all"
-            raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
-        for tier in self.beyond.tiers if self.beyond else ():
-            self.machine.tier(tier)
-        if self.stack.optimizer != "adamw" and self.placed is not None:
-            raise UserError(
-                f"states of {self.stack.optimizer} beyond the device are not predicted", allowed="adamw"
-            )
-        self._check_offload()
-        self._check_stages()
-        self._check_adapters()
-        self._check_kept()
-        levels = self.levels
-        for length in {int(each) for each in np.ravel(self.seq_len)} if self.axes.context > 1 else ():
-            check_layout(self.layout, self.axes, self.model, length)
-        try:
-            self.scheme.check(levels)
-            check_context(self.axes, self.scheme, levels)
-            self.axes.check_experts(self.model, self.scheme)
-            check_parts(self.axes.route_parts, self.scheme, self.levels_alike.world)
-            self.scheme.check(self.levels_alike)
-        except UserError as error:
-            where = f"{error.where} on machine '{self.machine.name}'"
-            raise UserError(error.what, where=where, allowed=error.allowed) from None
-
-    def _check_offload(self) -> None:
-        if self.scheme.offload is None:
-            return
-        where = f"scheme '{self.scheme.name}'"
-        if self.beyond is not None and self.beyond.optim is not None:
-            raise UserError("offload beside --tiers optim", where=where, allowed="one of them")
-        if self.axes.stages > 1 or self.axes.expert > 1:
-            what = "offload in stages of a pipeline or with ranks along experts is not predicted"
-            raise UserError(what, where=where, allowed="no offload")
-
-    def _check_stages(self) -> None:
-        if self.model.dense_layers and self.axes.is_uneven:
-            what = "uneven stages of a model of which some layers have no experts are not predicted"
-            raise UserError(what, where=f"model '{self.model.name}'", allowed="stages of equally many layers")
-        every = self.model.softmax_every
-        if every is None or self.axes.stages == 1:
-            return
-        if any(count % every for count in self.axes.blocks(self.model)):
-            what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
-            allowed = f"stages of multiples of {every} layers"
-            raise UserError(what, where=f"model '{self.model.name}'", allowed=allowed)
-
-    def _check_adapters(self) -> None:
-        if self.lora is None:
-            return
-        self.lora.check(self.model)
-        axes = self.axes
-        for what, is_there in (
-            ("ranks along tensor, context, pipeline or experts",
-             axes.tensor * axes.context * axes.stages * axes.expert > 1),
-            ("states beyond the device", self.placed is not None),
-            ("replicas that meet seldom", self.scheme.sync is not None),
-            ("recomputation by operator", self.recompute == "op"),
-            (f"{self.stack.products} products", self.stack.products != "bf16"),
-            (self.stack.optimizer, self.stack.optimizer != "adamw"),
-        ):  # fmt: skip
-            if is_there:
-                raise UserError(f"adapters with {what} are not predicted")
-
-    def _check_kept(self) -> None:
-        if self.recompute != "host":
-            return
-        self.machine.tier(HOST)
-        if not self.can_keep_on_host:
-            what = "activations on the host with other axes than data, experts, linear layers or adapters"
-            raise UserError(f"{what} are not predicted")
+        """Raises UserError for what cannot be, and for what is not predicted (predict.refused)."""
+        check(self)
 
     @property
     def can_keep_on_host(self) -> bool:
