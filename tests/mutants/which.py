@@ -257,6 +257,7 @@ _TESTS = {
     "spec/scheme": [
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
     ],
+    "spec/scheme_check": [f"{UNIT}suites.py", *_dist("offload", "sync", "sync_partners")],
     "spec/softmax": [f"{UNIT}softmax_report.py"],
     "spec/yaml_model": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],

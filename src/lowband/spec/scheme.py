@@ -18,7 +18,8 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
-from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
+from lowband.spec.scheme_check import check
+from lowband.spec.step import COPIES, MEETINGS, STEP, SYNC_REDUCE, SYNC_SWAP, Collective, Place
 from lowband.spec.sync import Sync
 from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
@@ -26,7 +27,6 @@ from lowband.spec.yaml_model import Strict
 
 # The levels inside world that named schemes use, inner to outer; other machines may call theirs otherwise.
 PACKAGE, NODE = "package", "node"
-_MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 
 
 class Placement(Strict):
@@ -149,102 +149,7 @@ class Scheme(_WithWires):
 
     def check(self, levels: Levels) -> None:
         """Raises UserError, with the reason, for a placement that no order of collectives can serve."""
-        where = f"scheme '{self.name}'"
-        for key in ("weights", "grads", "optim", "secondary"):
-            level = getattr(self, key)
-            if level is not None and level not in levels.names:
-                raise UserError(f"{key}: no level '{level}'", where=where, allowed=levels.names)
-        weights, grads, optim = (levels.index(x) for x in (self.weights, self.grads, self.optim))
-        if not weights <= grads <= optim:
-            raise UserError(
-                f"weights ({self.weights}), grads ({self.grads}), optim ({self.optim}) must go from inner "
-                "to outer, so that each state's shard is a part of the one before it",
-                where=where,
-            )
-        if self.secondary is not None and levels.index(self.secondary) >= weights:
-            raise UserError(
-                f"secondary ({self.secondary}) must be inside the level of weights ({self.weights}); "
-                "at or beyond it, it would save nothing",
-                where=where,
-                allowed=levels.names[:weights],
-            )
-        self._check_tier()
-        if self.sync is None:
-            return
-        for row in _MEETINGS:
-            if row is not self.meeting and self.wire(row.name) != "native":
-                raise UserError(
-                    f"{row.name} {self.wire(row.name)}: replicas meet by {self.meeting.name}",
-                    where=where,
-                    allowed=f"{row.name} native",
-                )
-        possible = levels.names[optim:-1]
-        if not possible:
-            raise UserError(
-                "sync has no replicas: the optimizer's level is world",
-                where=where,
-                allowed="optim inside world",
-            )
-        if self.sync.beyond not in possible:
-            raise UserError(
-                f"sync.beyond ({self.sync.beyond}) must be the optimizer's level ({self.optim}) or one "
-                "between it and world",
-                where=where,
-                allowed=possible,
-            )
-        if self.sync.has_anchor:
-            return
-        hops = levels.hops(self.sync.beyond, WORLD)
-        if len(hops) > 1:
-            raise UserError(
-                f"sync.partners {self.sync.partners}: {len(hops)} levels lie between replicas "
-                f"({self.sync.beyond}) and world",
-                where=where,
-                allowed=f"sync.beyond {hops[-2].level}",
-            )
-        if self.sync.partners == "ring" and hops and hops[0].count % 2:
-            raise UserError(
-                f"sync.partners ring: {hops[0].count} replicas do not make pairs",
-                where=where,
-                allowed="an even number of replicas, or partners exponential",
-            )
-
-    def _check_tier(self) -> None:
-        where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
-        if self.optim_tier == DEVICE:
-            if self.offload is not None:
-                what = f"offload: optim {self.optim} lies on the device"
-                raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
-            return
-        if self.offload is not None and self.weights_tier != DEVICE:
-            raise UserError(
-                f"offload beside weights {at(self.weights, self.weights_tier)}",
-                where=where,
-                allowed=f"weights {self.weights}, or no offload",
-            )
-        if (
-            self.offload is not None
-            and self.optim_tier == DISK
-            and (self.offload.stride or self.offload.late)
-        ):
-            key = "late" if self.offload.late else f"stride {self.offload.stride}"
-            raise UserError(
-                f"offload.{key}: states on a disk are updated by the host, when their gradients are there",
-                where=where,
-                allowed=f"offload.share alone, or optim {at(self.optim, HOST)}",
-            )
-        if update != "native":
-            raise UserError(
-                f"update_gather {update}: weights come from the host in the compute dtype",
-                where=where,
-                allowed="update_gather native",
-            )
-        if self.sync is not None:
-            raise UserError(
-                f"optim {at(self.optim, self.optim_tier)}: replicas that meet seldom exchange on the device",
-                where=where,
-                allowed=f"optim {self.optim}, or no sync",
-            )
+        check(self, levels)
 
     def on(self, inner: Sequence[str]) -> "Scheme":
         """The scheme on a machine: `package` and `node` are matched by position where it has other names.
@@ -296,7 +201,7 @@ class Scheme(_WithWires):
         """The collectives that the scheme runs."""
         if self.sync is None:
             return tuple(row for row in STEP if row.every != "sync")
-        return tuple(row for row in STEP if row is self.meeting or row not in _MEETINGS)
+        return tuple(row for row in STEP if row is self.meeting or row not in MEETINGS)
 
     @property
     def copies(self) -> tuple[Collective, ...]:
