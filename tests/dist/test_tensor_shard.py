@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gpts import CLIP, Axes, assert_trains_as_one_process, batches, made, trained
 from near import assert_near
 from safetensors.torch import load_file
-from started import run, sends_the_closed_form
+from started import runs, sends_the_closed_form
 
 import lowband
 from lowband.model.gpt import GPT, Block
@@ -155,13 +155,7 @@ def test_optimizers_of_whole_matrices_refuse_slices() -> None:
 
 def test_a_run_along_tensor_has_the_losses_and_bytes_of_its_closed_forms(tmp_path: Path) -> None:
     """With sequence parallelism some ranks have shared gradients in their shards, and others have none."""
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
-    found = {}
-    for name, axes in {
-        "data": {"ranks": 2, "micro_batch": 4},
-        "tensor": {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"},
-    }.items():
-        found[name] = run(tmp_path / name, **changes, **axes)
-    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    cut = {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"}
+    found, losses = runs(tmp_path, {"data": {"ranks": 2, "micro_batch": 4}, "tensor": cut})
     assert losses["tensor"] == pytest.approx(losses["data"], rel=1e-5)
     sends_the_closed_form(found["tensor"])
