@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lowband.cost.contents import step_bytes
 from lowband.cost.held import held_bytes
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome, Sent
+from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 
@@ -113,16 +113,11 @@ def goes_on_with_the_same_bits(folder: Path, **changes) -> None:
     assert again.read_outcome().weights_sha256 == weights
 
 
-def sent_by_row(sent: Iterable[Sent]) -> dict[tuple[str, str, str], float]:
-    """Bytes by level, collective and wire."""
-    return {(each.level, each.collective, each.wire): each.bytes for each in sent}
-
-
 def sends_the_closed_form(folder: RunFolder) -> None:
     """In every step but the first, which has no new weights to fetch."""
     spec = RunSpec.read_json(folder.spec)
     for step in [*folder.read_steps()][1:]:
-        assert sent_by_row(step.sent) == step_bytes(spec)
+        assert by_row(step.sent) == step_bytes(spec)
 
 
 def counts_as_closed_forms(folder: RunFolder) -> tuple[RunSpec, Outcome]:
@@ -132,7 +127,7 @@ def counts_as_closed_forms(folder: RunFolder) -> tuple[RunSpec, Outcome]:
     assert outcome.status == "ok", outcome.cause
     sent, expected = (
         {row: count for row, count in each.items() if count and not row[1].startswith("route")}
-        for each in (sent_by_row(outcome.sent), step_bytes(spec))
+        for each in (by_row(outcome.sent), step_bytes(spec))
     )
     assert sent == expected
     states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")

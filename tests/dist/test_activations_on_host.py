@@ -21,6 +21,7 @@ from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
+from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.tiers import Tier
 from lowband.trainers.prepare import prepare
@@ -127,7 +128,7 @@ def run(spec: RunSpec) -> tuple[list[float], dict[str, torch.Tensor], dict[Any, 
         trainer.take_sent()
         seen += step(trainer, spec, number)
         sent = trainer.take_sent()
-    counted = {(one.level, one.collective, one.wire): one.bytes for one in sent}
+    counted = by_row(sent)
     return seen, trainer.full_state(), counted, trainer.state_peaks()
 
 

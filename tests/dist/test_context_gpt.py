@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gpts import NAMES, Axes, Case, assert_trains_as_one_process, batches, params
-from started import runs, sends_the_closed_form, sent_by_row
+from started import runs, sends_the_closed_form
 
 from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
@@ -16,6 +16,7 @@ from lowband.predict.workload import workload_of
 from lowband.run.count_fake import count
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 
 LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
@@ -83,7 +84,7 @@ def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     if states is not None:
         more = {**more, "model": HYBRID_RUN, "context_states": states, "zigzag": False}
     spec = RunSpec.parse({**smoke.model_dump(), **more, "context_attention": way, "machine": machine}, "test")
-    counted = sent_by_row(count(spec).sent)
+    counted = by_row(count(spec).sent)
     assert counted == step_bytes(spec)
     over_world = {name for level, name, _ in counted if level == "world"}
     assert over_world >= {"context_ring", "tokens_count", *([f"context_state_{states}"] if states else [])}
@@ -195,7 +196,7 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
         sends_the_closed_form(found[name])
         spec = RunSpec.read_json(found[name].spec)
         for step in [*found[name].read_steps()][1:]:
-            sent = sent_by_row(step.sent)
+            sent = by_row(step.sent)
             assert any(row == f"context_state_{name}" for _, row, _ in sent)
             along_context = {key: n for key, n in sent.items() if key[1].startswith(("context", "tokens"))}
             assert along_context == context_sent(workload_of(spec))  # as the predictor has them

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpts import NAMES, Axes, Case, assert_trains_as_one_process, made, params
 from near import assert_near
-from started import goes_on_with_the_same_bits, runs, sent_by_row
+from started import goes_on_with_the_same_bits, runs
 
 import lowband
 from lowband.cost.contents import step_bytes
@@ -17,6 +17,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 
 MIXED = ModelSpec(
@@ -187,7 +188,7 @@ def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Pat
 
 
 def check_bytes(spec: RunSpec, sent: Any) -> None:
-    counted = sent_by_row(sent)
+    counted = by_row(sent)
     closed: Mapping[tuple[str, str, str], float] = step_bytes(spec)
     assert counted.keys() == closed.keys()
     for key, count in counted.items():

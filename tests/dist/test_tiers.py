@@ -27,6 +27,7 @@ from lowband.model.gpt import on_ranks as on_axes
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import TIERS, at
 from tests.pairwise import covering
@@ -102,7 +103,7 @@ def trained(scheme: Scheme, ranks: int, accumulation: int, clip: float, dtype: s
     for number in range(STEPS):
         engine.ledger.take()
         seen.append(step(model, optimizer, number, accumulation, clip))
-    sent = {(one.level, one.collective, one.wire): one.bytes for one in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     held = state_peaks(engine, optimizer)
     of_scheme = unit_numels(spec, topology.levels), scheme, topology.levels, dtype, "fp32", accumulation
     states = state_bytes(*of_scheme, "gloo")
@@ -283,9 +284,6 @@ def test_a_run_equals_the_run_without(tmp_path: Path) -> None:
         assert not folder.disk.exists(), "states are left behind"
     for tier in TIERS:
         assert outcomes[tier] == pytest.approx(outcomes["device"], rel=1e-4)
-
-
-SELF_EACH = {"weights": "self", "grads": "self"}
 
 
 @pytest.mark.parametrize(
