@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from checkpoints import goes_on
 from gpts import CLIP, Axes, assert_trains_as_one_process, batches, made, trained
 from near import assert_near
 from safetensors.torch import load_file
@@ -21,7 +22,6 @@ from lowband.spec.tensor import gpt_plan
 from tests.refused import refusal
 
 SPEC = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
-ROOT = Path(__file__).parents[2]
 
 
 CASES = [
@@ -62,14 +62,8 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
     topology = lowband.Topology({}, lowband.Axes(**axes))
     data = topology.along("data")
     model = made(SPEC, topology, "zero3")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
-    checkpointer = lowband.Checkpointer(folder)
-    if first:
-        assert checkpointer.load_newest(model, optimizer) == {"step": 0}
-    losses = []
-    for number, step in enumerate(zip(*batches(4), strict=True)):
-        if number < first:
-            continue
+
+    def loss_of(step: tuple[torch.Tensor, torch.Tensor]) -> float:
         inputs, targets = (each.flatten(0, 1).chunk(len(data.ranks))[data.place] for each in step)
         total = torch.zeros(())
         for i, batch in enumerate(zip(inputs, targets, strict=True)):
@@ -79,14 +73,9 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
             total += loss.detach()
         everyones = [torch.zeros(()) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, total)
-        losses.append(float(torch.stack(everyones).mean()))
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        if number == 0 and not first:
-            checkpointer.save(0, model, optimizer, {"step": 0})
-            checkpointer.wait()
-    return losses, lowband.full_state_dict(model)
+        return float(torch.stack(everyones).mean())
+
+    return goes_on(folder, model, first, zip(*batches(4), strict=True), loss_of, CLIP)
 
 
 @pytest.fixture(scope="module")
