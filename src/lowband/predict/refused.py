@@ -1,19 +1,15 @@
 """Which workloads are refused: those that cannot be, and those that are not predicted."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lowband.errors import UserError
+from lowband.predict.given import Given
 from lowband.spec.axes import check_parts
 from lowband.spec.context import check_context, check_layout
 from lowband.spec.tiers import HOST
 
-if TYPE_CHECKING:
-    from lowband.predict.workload import Workload
 
-
-def check(job: "Workload") -> None:
+def check(job: Given) -> None:
     """Raises UserError for impossible degrees or sizes, if the levels cannot serve the scheme, and for
     stages of which some have more layers of softmax."""
     for name in ("ranks", "micro_batch", "seq_len", "accumulation"):
@@ -49,7 +45,7 @@ def check(job: "Workload") -> None:
         raise UserError(error.what, where=where, allowed=error.allowed) from None
 
 
-def _check_offload(job: "Workload") -> None:
+def _check_offload(job: Given) -> None:
     if job.scheme.offload is None:
         return
     where = f"scheme '{job.scheme.name}'"
@@ -60,7 +56,7 @@ def _check_offload(job: "Workload") -> None:
         raise UserError(what, where=where, allowed="no offload")
 
 
-def _check_stages(job: "Workload") -> None:
+def _check_stages(job: Given) -> None:
     if job.model.dense_layers and job.axes.is_uneven:
         what = "uneven stages of a model of which some layers have no experts are not predicted"
         raise UserError(what, where=f"model '{job.model.name}'", allowed="stages of equally many layers")
@@ -73,7 +69,7 @@ def _check_stages(job: "Workload") -> None:
         raise UserError(what, where=f"model '{job.model.name}'", allowed=allowed)
 
 
-def _check_adapters(job: "Workload") -> None:
+def _check_adapters(job: Given) -> None:
     if job.lora is None:
         return
     job.lora.check(job.model)
@@ -91,7 +87,7 @@ def _check_adapters(job: "Workload") -> None:
             raise UserError(f"adapters with {what} are not predicted")
 
 
-def _check_kept(job: "Workload") -> None:
+def _check_kept(job: Given) -> None:
     if job.recompute != "host":
         return
     job.machine.tier(HOST)

@@ -7,7 +7,6 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PositiveInt,
-    PrivateAttr,
     SerializerFunctionWrapHandler,
     create_model,
     model_serializer,
@@ -18,37 +17,14 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
+from lowband.spec.placement import Placement
 from lowband.spec.scheme_check import check
-from lowband.spec.step import COPIES, MEETINGS, STEP, SYNC_REDUCE, SYNC_SWAP, Collective, Place
-from lowband.spec.sync import Sync
+from lowband.spec.step import COPIES, MEETINGS, STEP, Collective, Place
 from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
-from lowband.spec.yaml_model import Strict
 
 # The levels inside world that named schemes use, inner to outer; other machines may call theirs otherwise.
 PACKAGE, NODE = "package", "node"
-
-
-class Placement(Strict):
-    """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
-
-    Behind it, after an @, the tier in which the shards lie, if that is not the device: of the weights, and of
-    what the optimizer has.
-    """
-
-    name: str
-    weights: str = Field(description="level of the copy used for compute; @host, @disk: its tier")
-    secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
-    grads: str = Field(description="level of the gradient accumulator")
-    optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
-    sync: Sync | None = Field(
-        default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
-    )
-    offload: Offload | None = Field(
-        default=None, description="of states in another tier, which parts; none: all, updated on the host"
-    )
-    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
-    _weights_tier: Tier = PrivateAttr(default=DEVICE)
 
 
 if TYPE_CHECKING:
@@ -81,16 +57,6 @@ class Scheme(_WithWires):
         for key, (_, tier) in placed.items():
             setattr(made, f"_{key}_tier", tier)
         return made
-
-    @property
-    def weights_tier(self) -> Tier:
-        """The tier of a rank's shards of the weights that it computes with."""
-        return self._weights_tier
-
-    @property
-    def optim_tier(self) -> Tier:
-        """The tier of the optimizer's shards: of fp32 master weights and Adam moments."""
-        return self._optim_tier
 
     @property
     def update_tier(self) -> Tier:
@@ -149,7 +115,7 @@ class Scheme(_WithWires):
 
     def check(self, levels: Levels) -> None:
         """Raises UserError, with the reason, for a placement that no order of collectives can serve."""
-        check(self, levels)
+        check(self, levels, self.wire)
 
     def on(self, inner: Sequence[str]) -> "Scheme":
         """The scheme on a machine: `package` and `node` are matched by position where it has other names.
@@ -207,11 +173,6 @@ class Scheme(_WithWires):
     def copies(self) -> tuple[Collective, ...]:
         """The rows that move the optimizer's shards between tiers."""
         return () if self.optim_tier == DEVICE else COPIES
-
-    @property
-    def meeting(self) -> Collective:
-        """The collective in which replicas meet."""
-        return SYNC_REDUCE if self.sync is None or self.sync.has_anchor else SYNC_SWAP
 
     @property
     def period(self) -> int:

@@ -1,17 +1,18 @@
 """Which schemes are refused on a machine's levels, because no order of collectives can serve them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from lowband.errors import UserError
 from lowband.spec.mesh import WORLD, Levels
+from lowband.spec.placement import Placement
 from lowband.spec.step import MEETINGS, UPDATE_GATHER
 from lowband.spec.tiers import DEVICE, DISK, HOST, at
+from lowband.spec.wire import Wire
 
-if TYPE_CHECKING:
-    from lowband.spec.scheme import Scheme
+Wires = Callable[[str], Wire]  # of a collective
 
 
-def check(scheme: "Scheme", levels: Levels) -> None:
+def check(scheme: Placement, levels: Levels, wire: Wires) -> None:
     """Raises UserError, with the reason."""
     where = f"scheme '{scheme.name}'"
     for key in ("weights", "grads", "optim", "secondary"):
@@ -31,14 +32,14 @@ def check(scheme: "Scheme", levels: Levels) -> None:
             "at or beyond it, it would save nothing",
             where=where, allowed=levels.names[:weights],
         )  # fmt: skip
-    _check_tiers(scheme, where)
-    _check_sync(scheme, levels, where)
+    _check_tiers(scheme, wire, where)
+    _check_sync(scheme, levels, wire, where)
 
 
-def _check_tiers(scheme: "Scheme", where: str) -> None:
+def _check_tiers(scheme: Placement, wire: Wires, where: str) -> None:
     """Of states beyond the device."""
     offload, optim = scheme.offload, at(scheme.optim, scheme.optim_tier)
-    on_host, update = at(scheme.optim, HOST), scheme.wire(UPDATE_GATHER.name)
+    on_host, update = at(scheme.optim, HOST), wire(UPDATE_GATHER.name)
     if scheme.optim_tier == DEVICE:
         if offload is not None:
             what = f"offload: optim {scheme.optim} lies on the device"
@@ -61,15 +62,14 @@ def _check_tiers(scheme: "Scheme", where: str) -> None:
         raise UserError(what, where=where, allowed=f"optim {scheme.optim}, or no sync")
 
 
-def _check_sync(scheme: "Scheme", levels: Levels, where: str) -> None:
+def _check_sync(scheme: Placement, levels: Levels, wire: Wires, where: str) -> None:
     """Of replicas that meet seldom."""
     sync = scheme.sync
     if sync is None:
         return
     for row in MEETINGS:
-        wire = scheme.wire(row.name)
-        if row is not scheme.meeting and wire != "native":
-            what = f"{row.name} {wire}: replicas meet by {scheme.meeting.name}"
+        if row is not scheme.meeting and wire(row.name) != "native":
+            what = f"{row.name} {wire(row.name)}: replicas meet by {scheme.meeting.name}"
             raise UserError(what, where=where, allowed=f"{row.name} native")
     possible = levels.names[levels.index(scheme.optim) : -1]
     if not possible:
