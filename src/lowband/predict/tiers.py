@@ -115,6 +115,8 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         found["grads"] = np.where(job.keeps_grads, items["grads"], (here + returns) * GRAD_BYTES)
         found["weights"] = np.maximum(items["weights"], beyond.share * copy)  # no master stands in for it
+        if job.levels.hops(job.scheme.weights, job.scheme.optim):  # new ones of what returns, until a gather
+            found["weights"] = found["weights"] + returns * DTYPE_BYTES[job.compute_dtype]
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         if np.any(returns):
             two = 2 * max(place.numels) / job.levels.size(job.scheme.optim)

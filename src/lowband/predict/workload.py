@@ -178,9 +178,9 @@ class Workload:
     @cached_property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        given, of_scheme = self.beyond or Beyond(), self.scheme
-        if not of_scheme.tiers and given.offload is None:
+        if not self.scheme.tiers and (self.beyond is None or self.beyond.offload is None):
             return self.beyond
+        given, of_scheme = self.beyond or Beyond(), self.scheme
         optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
         placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)
         if (offload := of_scheme.offload or given.offload) is None:

@@ -226,8 +226,10 @@ class Search:
         if not short.all():
             is_sure = surely(job.machine, peak) <= _room(job.machine)
             self._note(placement(job.scheme), np.where(short, np.inf, time), short == 0, is_sure)
+        self.tried += len(found) - np.size(job.micro_batch)
+        jobs = {beyond: replace(job, beyond=beyond) for beyond in {one.beyond for one in found}}
         for one, t, s, p in zip(found, time, short, peak, strict=True):
-            placed = replace(job, beyond=one.beyond)
+            placed = jobs[one.beyond]
             knobs = knobs_of(placed, micro_batch=one.micro_batch)
             at = one.micro_batch, one.accumulation
             self.found[knobs] = Candidate(knobs, placed, *at, float(np.inf if s else t), float(s), float(p))

@@ -121,17 +121,17 @@ def _first(among: NDArray[np.bool_], *by: Floats) -> int:
 def _allowed(job: Workload, choices: Choices, software: Sequence[Software]) -> NDArray[np.bool_]:
     """Which of the choices some software runs; the given one is, whoever runs it."""
     beyond = job.beyond or Beyond()
-    rows = [row for row in software or SOFTWARE if row.computes(job)]
+    rows = [row for row in software or SOFTWARE if row.computes(job) and row.places(job.scheme, job)]
 
     def runs(share: float, stride: int) -> bool:
         placed = replace(beyond, share=share, stride=stride)
-        return any(row.holds(job.scheme, job.varied(placed=placed)) for row in rows)
+        return any(row.offloads(placed, job.scheme, job) for row in rows)
 
     is_part, is_moved = choices.share < 1, choices.stride > 0
     found = np.zeros(choices.share.size, dtype=bool)
     for part, moved in ((False, True), (True, False), (True, True)):
         found |= runs(0.5 if part else 1.0, 2 if moved else 0) & (is_part == part) & (is_moved == moved)
-    found[NONE] = any(row.holds(job.scheme, job.varied(placed=None)) for row in rows) or not software
+    found[NONE] = bool(rows) or not software
     found[ALL] = True
     return found
 

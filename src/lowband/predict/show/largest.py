@@ -9,16 +9,20 @@ from lowband.predict.workload import Workload
 
 
 def record(found: Largest) -> dict[str, Any]:
-    """One row. parameters: 0 if no model fits; full: what is full, the device or a tier"""
+    """One row. parameters: 0 if no model fits; full: what is full, the device or a tier; share, stride:
+    which of the optimizer's states are there"""
     row: dict[str, Any] = {
         "provenance": "predicted", "places": " ".join(found.places) or "device", "parameters": 0, "layers": 0,
         "hidden": 0, "step_time_s": None, "tflops_per_gpu": None, "device_gib": None, "host_gib": None,
-        "disk_gib": None, "full": None,
+        "disk_gib": None, "full": None, "share": None, "stride": None,
     }  # fmt: skip
     job, prediction = found.job, found.prediction
     if job is None or prediction is None:
         return row
     tiers = {tier: float(size) / GIB for tier, size in prediction.tier_bytes.items()}
+    parts = {"share": 0, "stride": 0}
+    if job.beyond is not None and job.beyond.optim is not None:
+        parts = {"share": 1, "stride": 0} | job.beyond.parts
     device = float(prediction.peak_memory_bytes) / GIB
     shares = {"device": device / (job.machine.device.memory_gib or 1)}
     shares |= {tier: size / job.machine.tier(tier).capacity_gib for tier, size in tiers.items()}
@@ -26,7 +30,7 @@ def record(found: Largest) -> dict[str, Any]:
         "parameters": job.model.parameters, "layers": job.model.layers, "hidden": job.model.hidden,
         "step_time_s": float(prediction.step_time_s), "tflops_per_gpu": float(prediction.tflops_per_gpu),
         "device_gib": device, **{f"{tier}_gib": size for tier, size in tiers.items()},
-        "full": max(shares, key=lambda place: shares[place]),
+        "full": max(shares, key=lambda place: shares[place]), **parts,
     }  # fmt: skip
 
 
@@ -38,16 +42,29 @@ def text(job: Workload, rows: list[dict[str, Any]]) -> str:
         f"sequence {job.seq_len}, stack {job.stack.name}"
     )
     first = rows[0]["parameters"]
-    cells = [["states", "billions", "times", "layers x width", "step (s)", "TFLOPS a rank", "full"]]
+    cells = [
+        [
+            "states",
+            "billions",
+            "times",
+            "layers x width",
+            "step (s)",
+            "TFLOPS a rank",
+            "full",
+            "share",
+            "stride",
+        ]
+    ]
     for row in rows:
         if not row["parameters"]:
-            cells.append([row["places"], "none fits", "", "", "", "", ""])
+            cells.append([row["places"], "none fits", *[""] * 7])
             continue
         times = f"{row['parameters'] / first:.3g}" if first else ""
         cells.append(
             [
                 row["places"], f"{row['parameters'] / 1e9:.4g}", times, f"{row['layers']} x {row['hidden']}",
                 f"{row['step_time_s']:.4g}", f"{row['tflops_per_gpu']:.3g}", row["full"],
+                f"{row['share']:g}" if row["share"] else "", f"{row['stride']}" if row["stride"] else "",
             ]
         )  # fmt: skip
     return "\n".join([title, "", *aligned([list(column) for column in zip(*cells, strict=True)])])
