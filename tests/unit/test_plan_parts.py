@@ -23,6 +23,7 @@ from lowband.predict.search.parts import chosen_parts, short_share
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.plan import plan
 from lowband.predict.search.software import SOFTWARE, runners
+from lowband.predict.show import largest as show
 from lowband.predict.show.plan_files import write
 from lowband.predict.show.plan_text import records, report
 from lowband.predict.workload import Workload
@@ -206,6 +207,9 @@ def test_the_largest_model_is_as_large_and_no_slower() -> None:
     assert whole.job is not None and parts.job is not None and parts.prediction is not None
     assert parts.prediction.fits
     assert parts.job.model.parameters >= whole.job.model.parameters
+    assert parts.job.beyond is not None
+    said = {f"tier_{name}": value for name, value in parts.job.beyond.parts.items()}
+    assert said and said.items() <= show.record(parts).items() and "tier_share" not in show.record(whole)
     [found] = chosen_parts(replace(whole.job, beyond=Beyond("host")))[:1]
     assert whole.prediction is not None and found.step_time_s <= float(whole.prediction.step_time_s)
 
