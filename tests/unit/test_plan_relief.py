@@ -163,6 +163,7 @@ def test_options_of_software_say_so() -> None:
         ("zero1", Beyond("host", share=0.5), {"lowband", "megatron-lm"}),
         ("zero3", Beyond("host", share=0.5), {"deepspeed", "lowband"}),
         ("zero3", Beyond("host", stride=2), {"lowband"}),
+        ("zero1", Beyond.of(["optim@host"], late=True), {"lowband"}),
     ],
 )
 def test_who_has_states_on_the_host(scheme: str, beyond: Beyond, names: set[str]) -> None:
