@@ -194,3 +194,6 @@ def test_a_suite_has_the_host_and_not_some_layers(tmp_path: Path) -> None:
     assert Config(tmp_path).scheme("mine").model_dump()["optim"] == "world@host"
     write(candidate("zero1", ONLY_DATA, beyond=Beyond("host", share=0.5, stride=2)), "parts", config)
     assert Config(tmp_path).scheme("parts").model_dump()["offload"] == {"share": 0.5, "stride": 2}
+    late = Beyond.of(["optim@host"], late=True)
+    write(candidate("zero1", ONLY_DATA, beyond=late), "late", config)
+    assert Config(tmp_path).scheme("late").model_dump()["offload"] == {"late": True}
