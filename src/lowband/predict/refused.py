@@ -46,10 +46,11 @@ def check(job: Given) -> None:
 
 
 def _check_offload(job: Given) -> None:
-    if job.scheme.offload is None:
+    given = job.beyond.offload if job.beyond else None
+    if job.scheme.offload is None and given is None:
         return
     where = f"scheme '{job.scheme.name}'"
-    if job.beyond is not None and job.beyond.optim is not None:
+    if job.scheme.offload is not None and job.beyond is not None and job.beyond.optim is not None:
         raise UserError("offload beside --tiers optim", where=where, allowed="one of them")
     if job.axes.stages > 1 or job.axes.expert > 1:
         what = "offload in stages of a pipeline or with ranks along experts is not predicted"
