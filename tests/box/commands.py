@@ -33,11 +33,26 @@ fixed:
 """
 
 
+# Inside the box: what the suite asks for, through Slurm.
+SNAKEMAKE = [
+    sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
+    "results=faults", "--",
+]  # fmt: skip
+WORKFLOW = [*SNAKEMAKE, "results/faults/tables/runs.csv"]
+
+
 def lowband(*arguments: str, timeout: float = 600, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """`python -m lowband ...`, from the root of a tree."""
     env = {**os.environ, "PYTHONPATH": str(cwd / "src")}
     command = [sys.executable, "-m", "lowband", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
+
+
+def in_small_box(tree: Path, *command: str, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
+    """A command that ends well in the tree's small box."""
+    done = lowband("box", "run", "--cluster", "small-box", "--", *command, cwd=tree, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def copy_tree(to: Path) -> Path:

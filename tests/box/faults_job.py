@@ -16,16 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from commands import WORKFLOW
 
 from lowband.box import links
 from lowband.spec.records import Outcome
 from lowband.spec.run_folder import RunFolder
 
 RUNS = Path("results/faults/runs")
-WORKFLOW = [
-    sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
-    "results=faults", "--", "results/faults/tables/runs.csv",
-]  # fmt: skip
 HOWS = ("failed", "cancelled", "timed_out", "lost")
 STEPS_FIRST = 4  # a checkpoint is there
 WAIT_S = 900

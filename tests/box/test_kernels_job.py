@@ -1,10 +1,9 @@
 """`snakemake --profile slurm kernels` in a box: the kernels in C, as a job on one of its nodes."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from commands import lowband
+from commands import SNAKEMAKE, in_small_box
 
 from lowband.spec.csv_tables import read_table
 
@@ -12,10 +11,7 @@ pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits, pytest.m
 
 
 def test_kernels_are_measured_in_a_job_and_put_together(tree: Path) -> None:
-    workflow = [sys.executable, "-m", "snakemake", "--profile", "slurm"]
-    asked = ["--config", "suites=['faults']", "results=faults", "--", "kernels"]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *workflow, *asked, cwd=tree, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = in_small_box(tree, *SNAKEMAKE, "kernels")
     assert "has been submitted with SLURM jobid" in done.stdout + done.stderr
     folder = tree / "results" / "faults" / "kernels"
     table, times = read_table(folder / "softmax.csv"), read_table(folder / "small-box" / "softmax_times.csv")

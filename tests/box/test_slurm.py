@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import MACHINE, SUITE, lowband
+from commands import MACHINE, SUITE, WORKFLOW, in_small_box, lowband
 
 from lowband.spec.csv_tables import read_table
 
@@ -25,8 +25,7 @@ def test_jobs_that_end_badly_are_told_and_a_rerun_completes_them(hows: tuple[str
     box.write_text(MACHINE.replace("nodes: 4", f"nodes: {len(hows)}"))
     suite.write_text(SUITE.replace("repeats: 5", f"repeats: {len(hows) + 1}"))
     job = [sys.executable, str(Path(__file__).with_name("faults_job.py")), "0", *hows]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *job, cwd=tree, timeout=3000)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = in_small_box(tree, *job, timeout=3000)
     told = json.loads(done.stdout.splitlines()[-1])
     bad = {told[how]: how for how in hows}
     [alone] = {*told["after"]} - {*bad}
@@ -63,14 +62,8 @@ def test_ranks_over_two_nodes_train_as_without_slurm(tree: Path) -> None:
     schemes = tree / "config" / "schemes.yaml"
     schemes.write_text(schemes.read_text() + "\nhsdp2: {weights: package, grads: package, optim: world}\n")
     run = "results/faults/runs/faults-gpt-200k-hsdp2-n0004-b2-s32-r1"
-    workflow = [
-        sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
-        "results=faults", "--", "results/faults/tables/runs.csv",
-    ]  # fmt: skip
     jobs = [sys.executable, "-m", "lowband", "box", "jobs", "results/faults/runs", "--out", "jobs.csv"]
-    both = ["bash", "-c", f"{shlex.join(workflow)} && {shlex.join(jobs)}"]
-    done = lowband("box", "run", "--cluster", "small-box", "--", *both, cwd=tree, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_small_box(tree, "bash", "-c", f"{shlex.join(WORKFLOW)} && {shlex.join(jobs)}")
     [job] = read_table(tree / "jobs.csv").to_dict("records")
     assert (job["run_id"], job["ranks"], job["nodes"]) == (Path(run).name, 4, 2)
     assert min(job["before_s"], job["wall_s"], job["after_s"]) > 0
@@ -91,12 +84,7 @@ def test_nodes_of_one_rank_train(tree: Path) -> None:
     (tree / "slurm" / "small-box" / "machine.yaml").write_text(thin)
     suite = SUITE.replace("repeats: 5", "repeats: 1").replace("steps: 12", "steps: 3")
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
-    workflow = [
-        sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
-        "results=faults", "--", "results/faults/tables/runs.csv",
-    ]  # fmt: skip
-    done = lowband("box", "run", "--cluster", "small-box", "--", *workflow, cwd=tree, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_small_box(tree, *WORKFLOW)
     [env] = (tree / "results" / "faults" / "runs").glob("*/env.json")
     found = json.loads(env.read_text())
     assert (found["hosts"], found["links"]) == (["node1", "node2"], "shaped")
@@ -110,16 +98,10 @@ def test_runs_that_share_a_job_continue_where_one_failed(tree: Path) -> None:
     suite = suite.replace("checkpoint_every: 2, ", "") + "axes: {text: [stdlib, text.txt], seed: [1]}\n"
     (tree / "config" / "suites" / "faults.yaml").write_text(suite)
     (tree / "text.txt").write_text("too short")
-    workflow = shlex.join(
-        [
-            sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "suites=['faults']",
-            "results=faults", "--", "results/faults/tables/runs.csv",
-        ]
-    )  # fmt: skip
+    workflow = shlex.join(WORKFLOW)
     mend = "cat src/lowband/*.py src/lowband/spec/*.py > text.txt"
     script = f"! {workflow} && {mend} && {workflow} && scontrol show job > jobs.txt"
-    done = lowband("box", "run", "--cluster", "small-box", "--", "bash", "-c", script, cwd=tree, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_small_box(tree, "bash", "-c", script)
     assert list(read_table(tree / "results" / "faults" / "tables" / "runs.csv")["status"]) == ["ok"] * 2
     jobs = (tree / "jobs.txt").read_text()
     assert (jobs.count("JobId="), jobs.count("JobState=COMPLETED")) == (2, 1)

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,6 +50,32 @@ def bag(
         optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
+
+
+def goes_on(
+    folder: Path, model: nn.Module, first: int, steps: Iterable[Any], loss_of: Callable[[Any], float],
+    clip: float,
+) -> tuple[list[float], dict[str, torch.Tensor]]:  # fmt: skip
+    """Losses of the steps from `first` on, and the weights at the end. The state after step 0 is in the
+    folder, or saved there if it is the first one.
+
+    loss_of: takes a step's batches forward and backward
+    """
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3), []
+    checkpointer = lowband.Checkpointer(folder)
+    if first:
+        assert checkpointer.load_newest(model, optimizer) == {"step": 0}
+    for number, step in enumerate(steps):
+        if number < first:
+            continue
+        losses.append(loss_of(step))
+        lowband.clip_grad_norm_(model, clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 0 and not first:
+            checkpointer.save(0, model, optimizer, {"step": 0})
+            checkpointer.wait()
+    return losses, lowband.full_state_dict(model)
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:

@@ -3,10 +3,16 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+
+from lowband import Context
+from lowband.cost.activations import kept_bytes_per_token
+from lowband.model.gpt import GPT, attend_along
+from lowband.spec.model import ModelSpec
 
 # Of each token LayerNorm keeps a mean and a deviation, which the closed form leaves out; 16 bit on a CPU.
 NORM_STATISTICS = 2 * 2 * 2
@@ -29,6 +35,18 @@ def kept_by(model: nn.Module, forward: Callable[..., object], *inputs: object) -
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         forward(*inputs)
     return sum(held.values())
+
+
+def kept_by_blocks(spec: ModelSpec, context: Context | None, more: float) -> tuple[float, float]:
+    """Bytes per token that autograd keeps of a block of a GPT, and the closed form. more: of the way"""
+    model, ranks = GPT(spec).bfloat16(), dist.get_world_size()
+    if context is not None:
+        attend_along(model, context)
+    tokens = spec.seq_len // ranks
+    x = torch.randn(2, tokens, spec.hidden, dtype=torch.bfloat16, requires_grad=True)
+    kept = kept_by(model, nn.Sequential(*model.blocks), x)
+    expected = kept_bytes_per_token(spec, spec.seq_len, "none", "flash", context=more).block
+    return kept / (2 * tokens * spec.layers), expected + NORM_STATISTICS
 
 
 def most_held(backward: Callable[[], object]) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import lowband
-from lowband.engine.jobs import quorum as engine_quorum
+from lowband.engine.jobs.handover import Handover
 from lowband.engine.jobs.life import Member
 from lowband.engine.jobs.rounds import Rounds
 from lowband.engine.jobs.store import POLL_S
@@ -118,8 +118,9 @@ def die(options: dict[str, Any], moment: object, store: dist.Store) -> None:
 
 
 def signal_in(options: dict[str, Any], name: str, at: int, order: str) -> None:
-    """Get a signal at the at-th call of a Quorum's method."""
-    method, calls = getattr(engine_quorum.Quorum, name), []
+    """Get a signal at the at-th call of a method, of a Quorum or of its Handover."""
+    [owner] = [each for each in (lowband.Quorum, Handover) if hasattr(each, name)]
+    method, calls = getattr(owner, name), []
 
     def call(*arguments: Any) -> Any:
         calls.append(name)
@@ -127,7 +128,7 @@ def signal_in(options: dict[str, Any], name: str, at: int, order: str) -> None:
             os.kill(os.getpid(), signal.Signals[order])
         return method(*arguments)
 
-    setattr(engine_quorum.Quorum, name, call)
+    setattr(owner, name, call)
 
 
 def waiting_until_told(self: Rounds) -> Iterator[float]:

@@ -21,7 +21,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
-from lowband.spec.records import Outcome
+from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.scheme import Scheme
@@ -66,7 +66,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         found.losses.append(loss.item())
-        found.sent.append({(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()})
+        found.sent.append(by_row(engine.ledger.take()))
         found.seen.append(look(model))
     found.held = dict(engine.meter.peak)
     found.held["optim"] *= 3  # Adam's moments
@@ -177,7 +177,7 @@ def checked_run(folder: Path, scheme: Scheme, device: str, **changes: Any) -> tu
     spec, outcome = RunSpec.read_json(found.spec), Outcome.read_json(found.outcome)
     units = unit_numels(spec.model, spec.levels)
     expected = sent_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, is_clipped=device == "auto")
-    assert {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent} == pytest.approx(expected)
+    assert by_row(outcome.sent) == pytest.approx(expected)
     backend = "gloo" if device == "auto" else "fake"
     states = state_bytes(units, scheme, spec.levels, "fp32", "fp32", 1, backend)
     held = {state.kind: state.bytes for state in outcome.states}

@@ -138,6 +138,24 @@ def alone(
     return Trained(losses, norms, dict(model.state_dict()), {})
 
 
+def plain(model: nn.Module, micro_batches: int) -> Trained:
+    """The same in plain torch, which knows nothing of stages."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        each = [loss_of(model(x), y) for x, y in batches(step, 0, micro_batches)]
+        for loss in each:
+            loss.backward()
+        losses.append([loss.item() for loss in each])
+        norms.append(sum(p.grad.double().square().sum() for p in parameters).sqrt().item())
+        for p in parameters:
+            p.grad *= CLIP / norms[-1]
+        optimizer.step()
+    return Trained(losses, norms, dict(model.state_dict()), {})
+
+
 def whole(found: Sequence[Trained]) -> dict[str, torch.Tensor]:
     """The whole model's state, from all ranks'. Each entry is on one of them."""
     assert sum(len(one.state) for one in found) == len(dict.fromkeys(k for one in found for k in one.state))

@@ -6,17 +6,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from lowband.__main__ import main
 from lowband.cost.contents import step_bytes
+from lowband.cost.held import held_bytes
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
 from lowband.spec.config import Config
-from lowband.spec.records import Sent
+from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 
@@ -87,6 +89,15 @@ def run(folder: Path, **changes) -> RunFolder:
     return RunFolder(folder)
 
 
+def runs(
+    folder: Path, axes: dict[str, dict[str, Any]], **changes
+) -> tuple[dict[str, RunFolder], dict[str, list[float]]]:
+    """By name of axes, a run of three steps with them, and its losses."""
+    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), **changes}
+    found = {name: run(folder / name, **{**changes, **each}) for name, each in axes.items()}
+    return found, {name: [step.loss for step in each.read_steps()] for name, each in found.items()}
+
+
 def goes_on_with_the_same_bits(folder: Path, **changes) -> None:
     """A run of two steps that is interrupted in the second goes on from the first to the same end."""
     changes = {"steps": 2, "warmup_steps": 1, "checkpoint_every": 1, **changes}
@@ -102,16 +113,26 @@ def goes_on_with_the_same_bits(folder: Path, **changes) -> None:
     assert again.read_outcome().weights_sha256 == weights
 
 
-def sent_by_row(sent: Iterable[Sent]) -> dict[tuple[str, str, str], float]:
-    """Bytes by level, collective and wire."""
-    return {(each.level, each.collective, each.wire): each.bytes for each in sent}
-
-
 def sends_the_closed_form(folder: RunFolder) -> None:
     """In every step but the first, which has no new weights to fetch."""
     spec = RunSpec.read_json(folder.spec)
     for step in [*folder.read_steps()][1:]:
-        assert sent_by_row(step.sent) == step_bytes(spec)
+        assert by_row(step.sent) == step_bytes(spec)
+
+
+def counts_as_closed_forms(folder: RunFolder) -> tuple[RunSpec, Outcome]:
+    """Spec and outcome of a run that recorded the bytes and the memory of the closed forms, but for tokens on
+    their way to experts, whose number is drawn."""
+    spec, outcome = RunSpec.read_json(folder.spec), Outcome.read_json(folder.outcome)
+    assert outcome.status == "ok", outcome.cause
+    sent, expected = (
+        {row: count for row, count in each.items() if count and not row[1].startswith("route")}
+        for each in (by_row(outcome.sent), step_bytes(spec))
+    )
+    assert sent == expected
+    states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")
+    assert {kind: states.get(kind, 0) for kind in closed} == closed
+    return spec, outcome
 
 
 def launched(path: Path, prepare: Callable[[], object] = lambda: None) -> list[ForkProcess]:

@@ -15,6 +15,7 @@ from lowband.spec.axes import Axes
 from lowband.spec.config import Config
 from lowband.spec.mesh import Mesh
 from lowband.spec.partition import shard_range, shard_ranks
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from tests.refused import answer
 
@@ -62,7 +63,7 @@ def trained(topology: lowband.Topology, scheme: Scheme, way: str, seed: int) -> 
         optimizer.step()
         norms += [lowband.consensus_distance(model)] if scheme.sync is not None else []
         optimizer.zero_grad()
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
+    sent = by_row(engine_of(model).ledger.take())
     return lowband.full_state_dict(model), [float(norm) for norm in norms], sent
 
 

@@ -15,6 +15,7 @@ from lowband.model.data import batch
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, Levels
+from lowband.spec.records import by_row
 from lowband.spec.tiers import at
 
 UNTIED = SPEC.model_copy(update={"tied_head": False})
@@ -55,7 +56,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(sum(loss.item() for loss in found))
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     units = [unit.layout.numel for unit in engine.units]
     levels, by = topology.levels, (dtype, "fp32", accumulation)
     optim = at("optim", placed.optim_tier)

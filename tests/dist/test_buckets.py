@@ -24,6 +24,7 @@ from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import ALIGN, UnitLayout
+from lowband.spec.records import by_row
 from lowband.spec.step import Pattern
 
 SOME = 3 * 1024  # elements: two or three units of the tower, by the number of ranks
@@ -111,7 +112,7 @@ def trained(name: str, topology: lowband.Topology, most: int, overlap: bool = Tr
         lowband.clip_grad_norm_(model, 0.5)
         optimizer.step()
         optimizer.zero_grad()
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     peak = dict(engine.meter.peak)
     return lowband.full_state_dict(model), sent, submitted, peak, [u.layout.numel for u in engine.units]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from checkpoints import goes_on
 from near import assert_near
 from safetensors.torch import load_file
 from started import goes_on_with_the_same_bits
@@ -70,23 +71,12 @@ def trained(
     model, gpt, topology, each = made(axes, schedule, spec, layers)
     data = topology.along("data")
     place = data.place // topology.axes.context
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
-    checkpointer = lowband.Checkpointer(folder)
-    if first:
-        assert checkpointer.load_newest(model, optimizer) == {"step": 0}
-    losses = []
-    for number, step in enumerate(batches()):
-        if number < first:
-            continue
+
+    def loss_of(step: torch.Tensor) -> float:
         mine = step[place * each : (place + 1) * each]
-        losses.append(mean_loss(model, gpt, mine, len(data.ranks) * axes.get("tensor", 1)))
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        if number == 0 and not first:
-            checkpointer.save(0, model, optimizer, {"step": 0})
-            checkpointer.wait()
-    return losses, lowband.full_state_dict(model)
+        return mean_loss(model, gpt, mine, len(data.ranks) * axes.get("tensor", 1))
+
+    return goes_on(folder, model, first, batches(), loss_of, CLIP)
 
 
 def by_name(found: list[Found]) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from lowband.engine.transport import meeting
 from lowband.run import launch
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
+from tests.called import called
 from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
@@ -167,17 +167,8 @@ def test_processes_that_end_without_wait(tmp_path: Path) -> None:
     ends, cannot_write, no_group = (tmp_path / name for name in ("ends", "cannot_write", "no_group"))
     cannot_write.write_text("no folder")
     cases = {str(ends): "", str(cannot_write): "", str(no_group): "dist.destroy_process_group()"}
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(cases)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")])
+    done = called(sys.executable, "-c", SCRIPT, json.dumps(cases), PYTHONPATH=path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
     said = {

@@ -17,6 +17,7 @@ from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import STEP, SYNC_SWAP
 from lowband.spec.sync import Sync
@@ -105,7 +106,7 @@ def check(
                 model(torch.ones(2, 5)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+        sent = by_row(engine.ledger.take())
         units = [unit.layout.numel for unit in engine.units]
         levels = topology.levels
         expected = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gpts import NAMES, Axes, Case, assert_trains_as_one_process, batches, params
-from started import run, sends_the_closed_form, sent_by_row
+from started import runs, sends_the_closed_form
 
 from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
@@ -16,6 +16,7 @@ from lowband.predict.workload import workload_of
 from lowband.run.count_fake import count
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 
 LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
@@ -83,7 +84,7 @@ def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     if states is not None:
         more = {**more, "model": HYBRID_RUN, "context_states": states, "zigzag": False}
     spec = RunSpec.parse({**smoke.model_dump(), **more, "context_attention": way, "machine": machine}, "test")
-    counted = sent_by_row(count(spec).sent)
+    counted = by_row(count(spec).sent)
     assert counted == step_bytes(spec)
     over_world = {name for level, name, _ in counted if level == "world"}
     assert over_world >= {"context_ring", "tokens_count", *([f"context_state_{states}"] if states else [])}
@@ -149,10 +150,8 @@ def test_a_run_without_context_has_the_specification_that_it_had() -> None:
 
 
 def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
     mixed = "package=gather,node=ring"
-    found = {}
-    for name, axes in {
+    found, losses = runs(tmp_path, {
         "data": {"ranks": 2, "micro_batch": 4},
         "heads": {"ranks": 4, "micro_batch": 4, "context": 2, "context_attention": "heads"},
         "mixed": {
@@ -160,9 +159,7 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
             "recompute": "full", "compute_dtype": "bf16",
         },
         "ring": {"ranks": 4, "micro_batch": 8, "context": 2, "tensor": 2, "accumulation": 1},
-    }.items():  # fmt: skip
-        found[name] = run(tmp_path / name, **changes, **axes)
-    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    })  # fmt: skip
     assert losses["heads"] == pytest.approx(losses["data"], rel=1e-5)
     assert losses["ring"] == pytest.approx(losses["data"], rel=1e-5)
     assert losses["mixed"] == pytest.approx(losses["data"], rel=1e-2)  # in bf16
@@ -173,11 +170,9 @@ def test_runs_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) ->
 
 
 def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(tmp_path: Path) -> None:
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), "micro_batch": 4}
     along = {"ranks": 4, "context": 4, "zigzag": False, "accumulation": 2}
     near = {"context_attention": "package=gather,node=ring"}
-    found = {}
-    for name, axes in {
+    of_axes = {
         "linear": {"ranks": 2, "model": LINEAR_RUN},
         "pass": {**along, "model": LINEAR_RUN, "context_attention": "state", "context_states": "pass"},
         "hybrid": {"ranks": 2, "model": HYBRID_RUN},
@@ -192,9 +187,8 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
             "context_attention": "state",
             "recompute": "full",
         },
-    }.items():
-        found[name] = run(tmp_path / name, **changes | axes)
-    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    }
+    found, losses = runs(tmp_path, of_axes, micro_batch=4)
     assert losses["pass"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["scan"] == pytest.approx(losses["linear"], rel=1e-5)
     assert losses["gather"] == pytest.approx(losses["hybrid"], rel=1e-5)
@@ -202,7 +196,7 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
         sends_the_closed_form(found[name])
         spec = RunSpec.read_json(found[name].spec)
         for step in [*found[name].read_steps()][1:]:
-            sent = sent_by_row(step.sent)
+            sent = by_row(step.sent)
             assert any(row == f"context_state_{name}" for _, row, _ in sent)
             along_context = {key: n for key, n in sent.items() if key[1].startswith(("context", "tokens"))}
             assert along_context == context_sent(workload_of(spec))  # as the predictor has them

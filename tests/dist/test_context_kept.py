@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from kept import NORM_STATISTICS, kept_by, most_held
-from torch import nn
+from kept import kept_by_blocks, most_held
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowband
-from lowband.cost.activations import kept_bytes_per_token
 from lowband.cost.context_load import attended, held_more, kept_more
-from lowband.model.gpt import GPT, attend_along
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.model import ModelSpec
 
@@ -27,16 +24,8 @@ def _context(ranks: int, way: str, zigzag: bool) -> lowband.Context:
 
 
 def _kept(ranks: int, way: str, zigzag: bool) -> tuple[float, float]:
-    """Bytes per token and block that autograd keeps of a GPT's blocks, and the closed form."""
     context = _context(ranks, way, zigzag)
-    model = GPT(MODEL).bfloat16()
-    attend_along(model, context)
-    tokens = MODEL.seq_len // ranks
-    x = torch.randn(2, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
-    kept = kept_by(model, nn.Sequential(*model.blocks), x)
-    more = kept_more(MODEL, 1, context.layout, "bf16")
-    expected = kept_bytes_per_token(MODEL, MODEL.seq_len, "none", "flash", context=more).block
-    return kept / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
+    return kept_by_blocks(MODEL, context, kept_more(MODEL, 1, context.layout, "bf16"))
 
 
 @pytest.mark.parametrize(

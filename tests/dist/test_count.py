@@ -14,7 +14,7 @@ from lowband.errors import UserError
 from lowband.run.count_fake import count
 from lowband.spec.axes import Axes
 from lowband.spec.config import Config
-from lowband.spec.records import Outcome
+from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.step import Order
 
@@ -45,7 +45,7 @@ def test_counted_at_scale_equals_closed_forms(
     code, error = ended(begun(path), path)
     assert code == 0, error
     outcome = Outcome.read_json(tmp_path / "outcome.json")
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
+    sent = by_row(outcome.sent)
     assert sent == step_bytes(spec)
     assert ("leave_reduce" in {s.collective for s in outcome.sent}) == (spec.tensor > 1)
     units = unit_numels(spec.model, spec.levels, Axes(tensor=spec.tensor))

@@ -16,6 +16,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from lowband.spec.records import by_row
 from lowband.spec.tiers import at
 from tests.pairwise import Case, covering
 
@@ -52,7 +53,7 @@ def count(scheme_name: str, topology: lowband.Topology, dtype: str, accumulation
     for step, _ in enumerate(stepped(model, optimizer, 2, accumulation)):
         if step == 0:
             engine.ledger.take()
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim)
     return sent, dict(engine.meter.peak), moments, [u.layout.numel for u in engine.units]
 

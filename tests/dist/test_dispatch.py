@@ -124,19 +124,26 @@ def alone(case: Case) -> Found:
     return computed(None, case.experts, *inputs(case))
 
 
+def check(case: Case, found: Sequence[Found], to_the_bit: bool = False) -> Counter[tuple[str, str]]:
+    """Ranks have what one process has. Returns what they have sent."""
+    expected = on_ranks(1, alone, case)[0]
+    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
+    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
+        assert not to_the_bit or torch.equal(mine, whole)
+        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
+    return all_sent(found)
+
+
+def all_sent(found: Sequence[Found]) -> Counter[tuple[str, str]]:
+    return sum((one.sent for one in found), Counter[tuple[str, str]]())
+
+
 @pytest.mark.parametrize("route", ["flat", "hops", "merged"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.ranks}-{len(case.inner)}-{case.tokens}")
 def test_as_one_process(case: Case, route: Route) -> None:
     """Flat: to the bit. Bytes: of the pairs that were drawn, there and back, forward and backward."""
-    found = on_ranks(case.ranks, on_rank, case, route)
-    expected = on_ranks(1, alone, case)[0]
-    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
-    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
-        if route == "flat":
-            assert torch.equal(mine, whole)
-        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
+    sent = check(case, on_ranks(case.ranks, on_rank, case, route), to_the_bit=route == "flat")
     rows = crossings(case, route)
-    sent = sum((one.sent for one in found), Counter[tuple[str, str]]())
     for row in ("route_out", "route_back", "route_out_grad", "route_back_grad"):
         assert {level: n for (name, level), n in sent.items() if name == row} == {
             level: n * H * 8 for level, n in rows.items()
@@ -179,18 +186,13 @@ def crossings(case: Case, route: Route) -> dict[str, int]:
 )
 def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route) -> None:
     """Outputs and gradients, also of experts whose copies have computed; bytes of tokens and weights."""
-    found = on_ranks(case.ranks, on_rank, case, route, copied)
-    expected = on_ranks(1, alone, case)[0]
-    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
-    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
-        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
-    sent = sum((one.sent for one in found), Counter[tuple[str, str]]())
+    sent = check(case, on_ranks(case.ranks, on_rank, case, route, copied))
     sizes = [*case.inner.values()][-1:] if route != "flat" else []
     groups = case.ranks // (sizes or [1])[0]
     for row in ("expert_copies", "expert_copies_grad"):
         weights = sum(count for (name, _), count in sent.items() if name == row)
         assert weights == len(copied) * (groups - 1) * 2 * H * WIDTH * 8
-    before = sum((one.sent for one in on_ranks(case.ranks, on_rank, case, route)), Counter[tuple[str, str]]())
+    before = all_sent(on_ranks(case.ranks, on_rank, case, route))
     assert sent["route_out", "world"] < before["route_out", "world"]
     if len(copied) == case.experts:
         assert sent["route_out", "world"] == 0
@@ -200,15 +202,8 @@ def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route)
 @pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[6]], ids=lambda case: f"{case.ranks}")
 def test_in_parts_as_one_process(case: Case, route: Route) -> None:
     """Ranks with fewer tokens than parts, too; bytes of rows as in one part, of counts three times these."""
-    found = on_ranks(case.ranks, on_rank, case, route, (), 3)
-    expected = on_ranks(1, alone, case)[0]
-    joined = [torch.cat(parts) for parts in zip(*([one.out, *one.grads] for one in found), strict=True)]
-    for mine, whole in zip(joined, [expected.out, *expected.grads], strict=True):
-        torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
-    sent, before = (
-        sum((one.sent for one in each), Counter[tuple[str, str]]())
-        for each in (found, on_ranks(case.ranks, on_rank, case, route))
-    )
+    sent = check(case, on_ranks(case.ranks, on_rank, case, route, (), 3))
+    before = all_sent(on_ranks(case.ranks, on_rank, case, route))
     assert sent == {key: count * (3 if key[0] == "route_counts" else 1) for key, count in before.items()}
 
 

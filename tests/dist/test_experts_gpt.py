@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpts import NAMES, Axes, Case, assert_trains_as_one_process, made, params
 from near import assert_near
-from started import goes_on_with_the_same_bits, run, sent_by_row
+from started import goes_on_with_the_same_bits, runs
 
 import lowband
 from lowband.cost.contents import step_bytes
@@ -17,6 +17,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 
 MIXED = ModelSpec(
@@ -146,9 +147,7 @@ def test_a_model_without_experts_has_the_specification_that_it_had() -> None:
 
 def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_path: Path) -> None:
     """Units' bytes exactly; tokens' about: the form has every expert equally likely."""
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), "model": RUN}
-    found = {}
-    for name, axes in {
+    of_axes = {
         "data": {"ranks": 2, "micro_batch": 4},
         "flat": {"ranks": 4, "micro_batch": 2, "expert": 4, "route": "flat"},
         "merged": {
@@ -168,9 +167,8 @@ def test_runs_have_the_losses_of_one_another_and_bytes_near_the_closed_form(tmp_
             "pipeline": 2,
             "layers": (2, 1),
         },
-    }.items():
-        found[name] = run(tmp_path / name, **{**changes, **axes})
-    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    }
+    found, losses = runs(tmp_path, of_axes, model=RUN)
     for name in ("flat", "merged", "copies", "stages"):
         rel = 0.05 if name == "copies" else 1e-5  # it has no balance, so it trains another model
         assert losses[name] == pytest.approx(losses["data"], rel=rel)
@@ -190,7 +188,7 @@ def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Pat
 
 
 def check_bytes(spec: RunSpec, sent: Any) -> None:
-    counted = sent_by_row(sent)
+    counted = by_row(sent)
     closed: Mapping[tuple[str, str, str], float] = step_bytes(spec)
     assert counted.keys() == closed.keys()
     for key, count in counted.items():

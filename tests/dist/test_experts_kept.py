@@ -1,12 +1,13 @@
 """What layers of experts on several ranks keep for their backward, as autograd's hooks count it, beside the
 closed form: exact, because the tokens choose every combination of experts equally often."""
 
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from kept import kept_by
 from torch.utils.checkpoint import checkpoint
 
 import lowband
@@ -66,22 +67,13 @@ def kept(
 
 def _kept(layer: torch.nn.Module, top_k: int, repeats: int, again: bool) -> tuple[int, int]:
     """Tokens, and bytes of all of these."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    found: dict[int, torch.UntypedStorage] = {}
-
-    def pack(saved: torch.Tensor) -> torch.Tensor:
-        storage = saved.untyped_storage()
-        found.setdefault(storage.data_ptr(), storage)
-        return saved
-
     choices = [*combinations(range(EXPERTS), top_k)] * repeats
     x = torch.zeros(len(choices), HIDDEN, dtype=torch.bfloat16)
     for token, chosen in enumerate(choices):
         x[token, list(chosen)] = 1.0
     x.requires_grad_()
-    with saved_tensors_hooks(pack, lambda saved: saved):
-        checkpoint(layer, x, use_reentrant=False) if again else layer(x)
-    return len(x), sum(storage.nbytes() for place, storage in found.items() if place not in own)
+    forward = partial(checkpoint, layer, use_reentrant=False) if again else layer
+    return len(x), kept_by(layer, forward, x)
 
 
 def closed(

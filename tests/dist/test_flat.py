@@ -26,7 +26,7 @@ from lowband.run.count_calls import level_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
-from lowband.spec.records import Outcome, mean
+from lowband.spec.records import Outcome, by_row, mean
 from lowband.spec.tiers import at
 from tests.pairwise import pairwise
 from tests.refused import answer
@@ -58,7 +58,7 @@ def train(
         seen.append(float(lowband.clip_grad_norm_(model, CLIP)))
         optimizer.step()
         optimizer.zero_grad()
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     held = dict(engine.meter.peak)
     held[at("optim", CONFIG.scheme(scheme).optim_tier)] += sum(
         t.nbytes for s in optimizer.state.values() for t in s.values() if t.ndim
@@ -248,7 +248,7 @@ def test_counted_at_scale_equals_closed_forms() -> None:
     """On 384 ranks: a plain and an INT8 gather are flat, an INT4 reduction is not."""
     [(spec, outcome)] = on_ranks(1, counted_at_scale)
     units = unit_numels(spec.model, spec.levels)
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in outcome.sent}
+    sent = by_row(outcome.sent)
     assert sent == sent_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", 1, False, "flat")
     held = {state.kind: state.bytes for state in outcome.states}
     expected = state_bytes(units, spec.scheme, spec.levels, "bf16", "bf16", 1, "fake", "flat")

@@ -10,6 +10,7 @@ from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.records import by_row
 from lowband.spec.step import Pattern
 
 STEPS, MICRO_BATCHES = 2, 2
@@ -29,7 +30,7 @@ def train(scheme_name: str, pattern: Pattern) -> tuple[list[float], Counts, Coun
         parts = [part_of_batch(step, i, *place, MICRO_BATCHES) for i in range(MICRO_BATCHES)]
         engine_of(model).ledger.take()
         losses += [float(sum(lowband.accumulate(model, parts, lambda part: model(*part) / MICRO_BATCHES)))]
-        sent = {(one.level, one.collective, one.wire): one.bytes for one in engine_of(model).ledger.take()}
+        sent = by_row(engine_of(model).ledger.take())
         optimizer.step()
         optimizer.zero_grad()
     closed = sent_bytes(

@@ -13,6 +13,7 @@ from lowband.cost.bytes import sent_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.units.states import UnitState
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from tests.pairwise import pairwise
 
@@ -28,7 +29,7 @@ def count_checkpointed(topology: lowband.Topology, checkpointing: tuple[bool, bo
         model(inputs(step, dist.get_rank())).backward()
         optimizer.step()
         optimizer.zero_grad()
-    sent = {(s.level, s.collective, s.wire): s.bytes for s in engine.ledger.take()}
+    sent = by_row(engine.ledger.take())
     units = [unit.layout.numel for unit in engine.units]
     return sent, sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, False)
 

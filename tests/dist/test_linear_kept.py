@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from kept import NORM_STATISTICS, kept_by, most_held
+from kept import kept_by_blocks, most_held
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import lowband
-from lowband.cost.activations import kept_bytes_per_token
 from lowband.cost.linear import KERNELS, held_bytes, kept_bytes, moved_bytes, products
 from lowband.engine.parallel.linear import linear_attention, normalized
-from lowband.model.gpt import GPT, attend_along
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.model import ModelSpec
 
@@ -78,18 +76,9 @@ def test_what_operators_move_is_near_the_closed_form(tokens: int) -> None:
 
 
 def _kept(ranks: int) -> tuple[float, float]:
-    """Bytes per token and block that autograd keeps of a GPT's blocks, and the closed form."""
-    model = GPT(MODEL).bfloat16()
-    if ranks > 1:
-        attend_along(
-            model, lowband.Context(lowband.Topology({}, lowband.Axes(context=ranks)), "state", False)
-        )
-    tokens = MODEL.seq_len // ranks
-    x = torch.randn(2, tokens, MODEL.hidden, dtype=torch.bfloat16, requires_grad=True)
-    kept = kept_by(model, nn.Sequential(*model.blocks), x)
-    more = kept_bytes(MODEL, 1, tokens, "bf16")
-    expected = kept_bytes_per_token(MODEL, MODEL.seq_len, "none", "flash", context=more).block
-    return kept / (2 * tokens * MODEL.layers), expected + NORM_STATISTICS
+    along = lowband.Axes(context=ranks)
+    context = lowband.Context(lowband.Topology({}, along), "state", False) if ranks > 1 else None
+    return kept_by_blocks(MODEL, context, kept_bytes(MODEL, 1, MODEL.seq_len // ranks, "bf16"))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

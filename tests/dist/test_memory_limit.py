@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import resource
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -29,6 +28,7 @@ from lowband.run.joining import M_ARENA_MAX, M_MMAP_THRESHOLD
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from tests.called import called
 
 # Many small blocks: what a rank holds beside its shards (two whole blocks, gradients, buffers) is little.
 MODEL = ModelSpec(name="large", layers=32, hidden=256, heads=8, vocab=512, seq_len=4, source="test")
@@ -106,10 +106,7 @@ def found() -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def in_a_new_interpreter() -> dict[str, list[Any]]:
-    done = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, timeout=1200,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    done = called(sys.executable, __file__, timeout=1200, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

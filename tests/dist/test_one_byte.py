@@ -82,21 +82,20 @@ def _weights(one: lowband.OneByte) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in one.module.parameters()]
 
 
-def _step(one: lowband.OneByte) -> float:
-    return one.step(lambda: _loss(one.module, one.worker, one.round))
+def _step(one: lowband.OneByte, times: int = 1) -> None:
+    for _ in range(times):
+        one.step(lambda: _loss(one.module, one.worker, one.round))
 
 
 def _two_steps_with_who_asks(one: lowband.OneByte, asked: int = 1) -> None:
     """Step once somebody, the `asked`th in all, has asked to join, who is expected in the second step."""
     wait_for(lambda: len(one._asking()) == asked)
-    _step(one)
-    _step(one)
+    _step(one, 2)
 
 
 def _train() -> tuple[list[torch.Tensor], int, list[torch.Tensor] | None]:
     one = _worker(_store(), begins=range(dist.get_world_size()))
-    for _ in range(ROUNDS):
-        _step(one)
+    _step(one, ROUNDS)
     dist.barrier()  # the host of the store stays
     return _weights(one), one.sent_bytes, [w.grad for w in one.module.parameters() if w.grad is not None]
 
@@ -115,18 +114,14 @@ def _come_and_go() -> tuple[list[torch.Tensor], int]:
     store, rank = _store(), dist.get_rank()
     if rank == 0:
         one = _worker(store, begins=(0, 1))
-        _step(one)
-        _step(one)
+        _step(one, 2)
         dist.barrier()
-        _step(one)  # 1 has left; from the next round on 2 is there
-        _step(one)
-        _step(one)
+        _step(one, 3)  # 1 has left; from the second one on 2 is there
         dist.barrier()
         _two_steps_with_who_asks(one, asked=2)  # from the second one on 1 is there again
     elif rank == 1:
         one = _worker(store, begins=(0, 1))
-        _step(one)
-        _step(one)
+        _step(one, 2)
         one.leave()
         dist.barrier()
         dist.barrier()
@@ -135,11 +130,9 @@ def _come_and_go() -> tuple[list[torch.Tensor], int]:
         wait_for(lambda: store.check(["one-byte/1/record"]))  # two rounds are over
         one = _worker(store)  # asks before the third round
         dist.barrier()
-        _step(one)
-        _step(one)
+        _step(one, 2)
         dist.barrier()
-        _step(one)
-        _step(one)
+        _step(one, 2)
     found = _weights(one), one.round
     dist.barrier()
     return found
@@ -188,8 +181,7 @@ def _go_on() -> list[torch.Tensor]:
     """Three rounds; then a new run with the weights, the optimizer and the round of the old one."""
     store = _store()
     one = _worker(store, begins=range(2))
-    for _ in range(3):
-        _step(one)
+    _step(one, 3)
     again, states = _module(), one.optimizer.state_dict()
     again.load_state_dict(one.module.state_dict())
     optimizer = _optimizer(again)
@@ -198,8 +190,7 @@ def _go_on() -> list[torch.Tensor]:
         again, optimizer, dist.PrefixStore("again", store), one.worker, range(2), EPSILON, seed=SEED,
         first_round=one.round,
     )  # fmt: skip
-    for _ in range(ROUNDS - 3):
-        _step(second)
+    _step(second, ROUNDS - 3)
     dist.barrier()
     return _weights(second)
 
@@ -209,8 +200,7 @@ def _too_late() -> tuple[list[torch.Tensor], int, str]:
     store, said = _store(), ""
     if dist.get_rank() < 2:
         one = _worker(store, begins=(0, 1))
-        _step(one)
-        _step(one)
+        _step(one, 2)
         one.leave()
         dist.barrier()
     else:
@@ -250,8 +240,7 @@ def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor],
     one = lowband.OneByte(module, adam, store, rank, begins, EPSILON, 60.0, SEED, scheduler=schedule)
     error = ""
     if rank == 0:
-        _step(one)
-        _step(one)
+        _step(one, 2)
         dist.barrier()
         _two_steps_with_who_asks(one)
     else:

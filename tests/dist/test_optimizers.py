@@ -19,6 +19,7 @@ from lowband.engine.units.known_optimizers import BY_ELEMENT, INSTEAD
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.wide.optimizers import whole_lamb
 
 ZERO3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
 HSDP = Scheme(name="hsdp", weights="node", grads="node", optim="node")
@@ -43,28 +44,6 @@ class Odd(nn.Module):
         return torch.stack(parts).sum()
 
 
-class WholeLamb(torch.optim.Optimizer):
-    """arXiv 1904.00962, algorithm 2, on whole parameters, in fp64."""
-
-    def __init__(self, params: Any, lr: float, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                s = self.state[p]
-                s.setdefault("t", 0), s.setdefault("m", p.double() * 0), s.setdefault("v", p.double() * 0)
-                s["t"] += 1
-                g = p.grad.double()
-                s["m"] = 0.9 * s["m"] + 0.1 * g
-                s["v"] = 0.999 * s["v"] + 0.001 * g**2
-                r = (s["m"] / (1 - 0.9 ** s["t"])) / ((s["v"] / (1 - 0.999 ** s["t"])).sqrt() + 1e-6)
-                u = r + group["weight_decay"] * p.double()
-                ratio = p.double().norm() / u.norm() if p.norm() > 0 and u.norm() > 0 else 1.0
-                p.copy_(p.double() - group["lr"] * ratio * u)
-
-
 def lamb(parameters: Any, of: Any = lowband.Lamb) -> torch.optim.Optimizer:
     return of(parameters, lr=0.02, weight_decay=0.1)
 
@@ -73,7 +52,7 @@ def adafactor(parameters: Any, of: Any = lowband.Adafactor) -> torch.optim.Optim
     return of(parameters, lr=0.05, weight_decay=0.1)
 
 
-MAKE = {"lamb": (lamb, WholeLamb), "adafactor": (adafactor, torch.optim.Adafactor)}
+MAKE = {"lamb": (lamb, whole_lamb), "adafactor": (adafactor, torch.optim.Adafactor)}
 
 
 def trained_whole(ranks: int, kind: str) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from staged import CLIP, STEPS, Layer, Trained, alone, batches, chain, loss_of, on_axes, train, whole
+from staged import CLIP, Layer, Trained, alone, batches, chain, loss_of, on_axes, plain, train, whole
 from torch import nn
 
 import lowband
@@ -185,24 +185,6 @@ def tied() -> list[nn.Module]:
     return modules
 
 
-def single(modules, micro_batches: int) -> tuple[list[list[float]], list[float], dict[str, torch.Tensor]]:
-    model = Chained(*modules())
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    losses, norms = [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        each = [loss_of(model(x), y) for x, y in batches(step, 0, micro_batches)]
-        for loss in each:
-            loss.backward()
-        losses.append([loss.item() for loss in each])
-        norms.append(sum(p.grad.double().square().sum() for p in parameters).sqrt().item())
-        for p in parameters:
-            p.grad *= CLIP / norms[-1]
-        optimizer.step()
-    return losses, norms, model.state_dict()
-
-
 @pytest.mark.parametrize(
     ("modules", "schedule", "layers"),
     [(tuples, "zb-h1", [1, 3]), (half_frozen, "1f1b", None), (tied, "zb-v", [1, 2, 2, 1])],
@@ -211,7 +193,7 @@ def single(modules, micro_batches: int) -> tuple[list[list[float]], list[float],
 def test_other_modules(modules, schedule: str, layers: list[int] | None) -> None:
     work = partial(on_axes, schedule=schedule, layers=layers)
     found = on_ranks(2, work, {}, 2, ZERO3, 3, modules)
-    [(losses, norms, state)] = on_ranks(1, single, modules, 3)
+    [(losses, norms, state, _)] = on_ranks(1, lambda: plain(Chained(*modules()), 3))
     [there] = [one.losses for one in found if one.losses[0]]
     if modules is tied:  # of whose gradient two stages sum a part each: another order of sums
         torch.testing.assert_close(torch.tensor(there), torch.tensor(losses), rtol=1e-6, atol=0)

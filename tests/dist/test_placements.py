@@ -13,6 +13,7 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from tests.pairwise import covering
 
@@ -49,7 +50,7 @@ def train_all(schemes: list[Scheme], inner: dict[str, int], spec: ModelSpec):
         for step, _ in enumerate(stepped(model, optimizer_of(model.parameters()), STEPS)):
             if step == 0:
                 engine_of(model).ledger.take()
-        sent = {(s.level, s.collective, s.wire): s.bytes for s in engine_of(model).ledger.take()}
+        sent = by_row(engine_of(model).ledger.take())
         units = unit_numels(spec, topology.levels)
         is_closed_form = sent == sent_bytes(units, scheme, topology.levels, "fp32", "fp32", 1, True)
         results.append((lowband.full_state_dict(model), is_closed_form))

@@ -15,8 +15,9 @@ from quorum_worker import NESTEROV, batch, module, optimizer_of
 
 import lowband
 from lowband.engine.jobs import life as quorum_life
-from lowband.engine.jobs import quorum
+from lowband.engine.jobs import quorum as engine_quorum
 from lowband.engine.jobs import rounds as quorum_rounds
+from lowband.engine.jobs.handover import Handover
 from lowband.engine.jobs.life import Member
 from lowband.engine.jobs.link import Link
 from lowband.engine.jobs.rounds import LONGEST_PAUSE_S, Record, Rounds
@@ -98,7 +99,7 @@ def test_one_that_freezes_in_an_exchange_is_left_out_within_the_patience(jobs_of
 
 def test_when_the_one_that_gives_the_state_dies_another_one_gives_it(jobs_of) -> None:
     jobs = jobs_of(is_told=True, waits_at=2)  # it has asked before the first exchange
-    jobs.start(0, signal_in=["_give", 1, "SIGKILL"])
+    jobs.start(0, signal_in=["give", 1, "SIGKILL"])
     jobs.start(1)
     jobs.start(2, dies=1)
     jobs.ended(2)
@@ -318,7 +319,7 @@ def test_a_refused_start_does_not_use_up_a_replicas_turn() -> None:
 
 
 def test_a_state_that_one_rank_did_not_receive_is_put_on_none() -> None:
-    joining = object.__new__(quorum.Quorum)
+    joining = object.__new__(Handover)
     joining._meeting = SimpleNamespace(
         together=lambda _what, _receive: ("link", "state"), everyone=lambda came: [came, False]
     )
@@ -487,7 +488,7 @@ def _waits_for_another() -> tuple[list[int], bool, list[float]]:
     with pytest.MonkeyPatch.context() as patch:
         model, optimizer, replica = _alone(store, [0, 1], patience_s=PATIENCE_S)
         patch.setattr(quorum_rounds, "time", clock := Clock())
-        patch.setattr(quorum, "Link", linked)
+        patch.setattr(engine_quorum, "Link", linked)
         model(batch(0, 0, 0)).sum().backward()
         optimizer.step()
     return replica.members, clock.is_just_after(PATIENCE_S), of_messages

@@ -1,22 +1,14 @@
 """A new collective is one row of spec/step.py: everything that counts, sends or times collectives has it."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.called import called
 
 
 def test_one_more_collective_is_one_row() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "dist" / "added_collective.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = called(sys.executable, Path(__file__).with_name("added_collective.py"))
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["ledger"] == seen["closed form"]

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from checkpoints import goes_on
 from gpts import CLIP, Axes, assert_trains_as_one_process, batches, made, trained
 from near import assert_near
 from safetensors.torch import load_file
-from started import run, sends_the_closed_form
+from started import runs, sends_the_closed_form
 
 import lowband
 from lowband.model.gpt import GPT, Block
@@ -21,7 +22,6 @@ from lowband.spec.tensor import gpt_plan
 from tests.refused import refusal
 
 SPEC = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
-ROOT = Path(__file__).parents[2]
 
 
 CASES = [
@@ -62,14 +62,8 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
     topology = lowband.Topology({}, lowband.Axes(**axes))
     data = topology.along("data")
     model = made(SPEC, topology, "zero3")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
-    checkpointer = lowband.Checkpointer(folder)
-    if first:
-        assert checkpointer.load_newest(model, optimizer) == {"step": 0}
-    losses = []
-    for number, step in enumerate(zip(*batches(4), strict=True)):
-        if number < first:
-            continue
+
+    def loss_of(step: tuple[torch.Tensor, torch.Tensor]) -> float:
         inputs, targets = (each.flatten(0, 1).chunk(len(data.ranks))[data.place] for each in step)
         total = torch.zeros(())
         for i, batch in enumerate(zip(inputs, targets, strict=True)):
@@ -79,14 +73,9 @@ def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[flo
             total += loss.detach()
         everyones = [torch.zeros(()) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, total)
-        losses.append(float(torch.stack(everyones).mean()))
-        lowband.clip_grad_norm_(model, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        if number == 0 and not first:
-            checkpointer.save(0, model, optimizer, {"step": 0})
-            checkpointer.wait()
-    return losses, lowband.full_state_dict(model)
+        return float(torch.stack(everyones).mean())
+
+    return goes_on(folder, model, first, zip(*batches(4), strict=True), loss_of, CLIP)
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +144,7 @@ def test_optimizers_of_whole_matrices_refuse_slices() -> None:
 
 def test_a_run_along_tensor_has_the_losses_and_bytes_of_its_closed_forms(tmp_path: Path) -> None:
     """With sequence parallelism some ranks have shared gradients in their shards, and others have none."""
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3")}
-    found = {}
-    for name, axes in {
-        "data": {"ranks": 2, "micro_batch": 4},
-        "tensor": {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"},
-    }.items():
-        found[name] = run(tmp_path / name, **changes, **axes)
-    losses = {name: [step.loss for step in folder.read_steps()] for name, folder in found.items()}
+    cut = {"ranks": 4, "micro_batch": 4, "tensor": 2, "sequence_parallel": True, "recompute": "full"}
+    found, losses = runs(tmp_path, {"data": {"ranks": 2, "micro_batch": 4}, "tensor": cut})
     assert losses["tensor"] == pytest.approx(losses["data"], rel=1e-5)
     sends_the_closed_form(found["tensor"])

@@ -82,25 +82,6 @@ def alone(
     return staged.alone(lambda: modules, micro_batches, levels, copied)
 
 
-def plain(make: Callable[[], list[nn.Module]]) -> tuple[list[list[float]], list[float], dict[str, Any]]:
-    """Torch, one micro-batch a step: nothing knows of stages."""
-    model = nn.Sequential(*make())
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    losses, norms = [], []
-    for step in range(STEPS):
-        [(tokens, targets)] = batches(step, 0, 1)
-        loss = loss_of(model(tokens), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        losses.append([loss.item()])
-        norms.append(sum(p.grad.double().square().sum() for p in parameters).sqrt().item())
-        for p in parameters:
-            p.grad *= CLIP / norms[-1]
-        optimizer.step()
-    return losses, norms, dict(model.state_dict())
-
-
 # ---- on ranks
 
 
@@ -172,7 +153,7 @@ def test_bits_are_those_of_copies_whose_gradients_are_summed(case: Case) -> None
         torch.testing.assert_close(value, expected.state[key], rtol=error, atol=error)
     assert all(torch.equal(state["0.weight"], state[key]) for key in state if key.endswith("out.weight"))
     if case.micro_batches * case.data == 1:  # then copies' gradients are summed as autograd does
-        [(losses, norms, whole)] = on_ranks(1, plain, case.modules)
+        [(losses, norms, whole, _)] = on_ranks(1, lambda: staged.plain(nn.Sequential(*case.modules()), 1))
         assert (losses, norms) == (expected.losses, pytest.approx(expected.norms, rel=1e-12))
         assert [key for key in state if not torch.equal(state[key], whole[key])] == []
 

@@ -20,12 +20,10 @@ import started
 import torch
 import torch.distributed as dist
 from test_parity import SPEC
-from test_tiers import DTYPE, INNER, NAN_STEP, adamw, beside, folder_of, placed, resumed, saved, step, train
+from test_tiers import DTYPE, INNER, adamw, beside, check, folder_of, placed, resumed, saved, step, train
 
 import lowband
 from lowband.cost.bytes import unit_numels
-from lowband.cost.contents import step_bytes
-from lowband.cost.held import held_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
@@ -34,8 +32,6 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import peer_arguments
-from lowband.spec.records import Outcome
-from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import TIERS, at
 from tests.pairwise import covering
@@ -79,14 +75,10 @@ def both(cases: list[Case]) -> list[list[Any]]:
 def test_bits_bytes_and_memory(ranks: int, some: str) -> None:
     cases = [case for case in CASES if case[0] == ranks and (some == "all" or case in FEW)]
     for of_rank in on_ranks(ranks, both, cases, time_limit_s=1200):
-        for case, ((seen, _, _, weights), (also, counted, closed, others)) in zip(
-            cases, of_rank, strict=True
-        ):
-            assert math.isnan(seen[NAN_STEP][1]) and all(math.isfinite(norm) for _, norm in seen[2:]), case
-            assert str(also) == str(seen), case  # NaN included
-            assert counted == closed, case
-            assert closed[1]["weights"] == 0 < closed[1][at("weights", case[1])], case
-            assert all(torch.equal(weights[key], others[key]) for key in weights), case
+        for case, (plain, beyond) in zip(cases, of_rank, strict=True):
+            check(case, case[5], plain, beyond)
+            _, _, (_, closed), _ = beyond
+            assert closed["weights"] == 0 < closed[at("weights", case[1])], case
 
 
 def test_bytes_by_hand() -> None:
@@ -255,16 +247,7 @@ def test_a_run_equals_the_run_without(tmp_path: Path, weights: str, optim: str, 
             "model": Config().model("gpt-200k"), "compute_dtype": "bf16", **more,
             "scheme": placed(more["scheme"], *tiers[::-1]),
         })  # fmt: skip
-        spec, outcome = RunSpec.read_json(folder.spec), Outcome.read_json(folder.outcome)
-        assert outcome.status == "ok", outcome.cause
-        sent = {(one.level, one.collective, one.wire): one.bytes for one in outcome.sent if one.bytes}
-        expected = {key: count for key, count in step_bytes(spec).items() if count}
-        chosen = {key for key in expected if key[1].startswith("route")}  # by tokens, which differ in number
-        assert {key: sent[key] for key in sent if key not in chosen} == {
-            key: expected[key] for key in expected if key not in chosen
-        }
-        states, closed = {one.kind: one.bytes for one in outcome.states}, held_bytes(spec, "gloo")
-        assert {kind: states.get(kind, 0) for kind in closed} == closed
+        started.counts_as_closed_forms(folder)
         found[tiers] = [line.loss for line in folder.whole_steps()]
         assert not folder.disk.exists(), "weights are left behind"
     (_, first), (_, second) = found.items()

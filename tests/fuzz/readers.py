@@ -32,7 +32,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "engine/checkpoint/deepspeed_reader.py": ("DeepSpeed's optimizer",),
     "engine/checkpoint/stored.py": ("DCP", "DeepSpeed's optimizer"),
     "engine/jobs/one_byte.py": OWN + "records of workers that share weights, so trust each other",
-    "engine/jobs/quorum.py": OWN + "offers of replicas that share weights, so trust each other",
+    "engine/jobs/handover.py": OWN + "offers of replicas that share weights, so trust each other",
     "engine/jobs/life.py": OWN + "signs of life of replicas that share weights, so trust each other",
     "engine/jobs/rounds.py": OWN + "records of replicas that share weights, so trust each other",
     "engine/jobs/state.py": OWN + "the state of a replica that shares weights, checked to fit",

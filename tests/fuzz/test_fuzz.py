@@ -12,6 +12,7 @@ from lowband.__main__ import command_line
 from lowband.errors import UserError
 from lowband.evidence.importers import FORMATS
 from lowband.evidence.tables.entries import TABLES
+from tests.called import called
 from tests.fuzz import arguments, campaign, judge, of_config, of_peers, of_tables
 from tests.fuzz.readers import OWN, READERS
 from tests.fuzz.target import Target
@@ -50,10 +51,8 @@ sys.exit(code)
 @pytest.mark.parametrize("inputs", [1, pytest.param(2, marks=pytest.mark.wide)])
 def test_no_input_is_a_defect(inputs: int, tmp_path: Path) -> None:
     """Nor is what takes seconds to import left to a call, where the limit of time could end it."""
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, "--inputs", str(inputs), "--out", str(tmp_path / "inputs.csv")],
-        cwd=ROOT, capture_output=True, text=True, timeout=1700,
-    )  # fmt: skip
+    out = tmp_path / "inputs.csv"
+    done = called(sys.executable, "-c", WATCHED, "--inputs", str(inputs), "--out", out, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = _rows(tmp_path)
     assert len(rows) > 80
@@ -64,11 +63,9 @@ def test_no_input_is_a_defect(inputs: int, tmp_path: Path) -> None:
 
 def test_coverage_leads(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--guided", "--inputs", "60", "--target", "lock", "own scheme",
-         "--out", str(tmp_path / "inputs.csv")],
-        cwd=ROOT, capture_output=True, text=True, timeout=1700,
-    )  # fmt: skip
+    asked = ["--guided", "--inputs", "60", "--target", "lock", "own scheme"]
+    out = ["--out", tmp_path / "inputs.csv"]
+    done = called(sys.executable, "-m", "tests.fuzz", *asked, *out, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = _rows(tmp_path)
     assert [row["parser"] for row in rows] == ["own scheme", "lock"]

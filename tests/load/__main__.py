@@ -7,9 +7,7 @@ to a million metric lines. Each command is a process of its own. Rows that the f
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.called import called
 from tests.campaign_rows import Rows, write_environment
 from tests.load import made
 
@@ -90,10 +89,8 @@ def main() -> int:
 
 def measured(part: str, size: int, job: Job) -> dict[str, object]:
     """Processor time, wall time and peak resident memory of the command and of what it starts."""
-    result = subprocess.run(
-        [sys.executable, "-S", TIMED, sys.executable, "-m", *job.arguments], cwd=job.cwd,
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SRC)},
-    )  # fmt: skip
+    command = [sys.executable, "-S", TIMED, sys.executable, "-m", *job.arguments]
+    result = called(*command, cwd=job.cwd, timeout=None)
     if result.returncode:
         sys.exit(f"{' '.join(job.arguments)}: {result.stderr}")
     return {"part": part, "size": size, "input_bytes": job.input_bytes, **json.loads(result.stdout)}

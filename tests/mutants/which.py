@@ -68,6 +68,7 @@ _ENGINE = {
     "api": [*_dist("library", "idioms"), *EVERY_STEP],
     "options": EVERY_STEP,
     "jobs/check": _dist("quorum"),
+    "jobs/handover": _dist("quorum"),
     "jobs/life": _dist("quorum_rounds", "quorum"),
     "jobs/link": _dist("quorum_rounds", "quorum"),
     "jobs/one_byte": _dist("quorum_rounds", "one_byte"),
@@ -75,6 +76,7 @@ _ENGINE = {
     "jobs/rounds": _dist("quorum_rounds", "quorum"),
     "jobs/state": _dist("quorum"),
     "jobs/store": _dist("quorum_rounds", "one_byte"),
+    "jobs/voice": _dist("quorum"),
     "optimizers/adafactor": _dist("optimizers"),
     "optimizers/adamw": _dist("fused_adamw"),
     "optimizers/lamb": _dist("optimizers"),
@@ -257,6 +259,8 @@ _TESTS = {
     "spec/scheme": [
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
     ],
+    "spec/placement": [f"{UNIT}suites.py", *_dist("offload", "sync_partners")],
+    "spec/scheme_check": [f"{UNIT}suites.py", *_dist("offload", "sync", "sync_partners")],
     "spec/softmax": [f"{UNIT}softmax_report.py"],
     "spec/yaml_model": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],

@@ -1,10 +1,11 @@
 """The programs of docs/adding.md: one more schedule, row and axis, and what each prints."""
 
 import re
-import subprocess
 import sys
 
 from report_runs import ROOT
+
+from tests.called import called
 
 PROGRAM = re.compile(r"```python program\n(.*?)```", re.DOTALL)
 PRINTS = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)
@@ -16,8 +17,6 @@ def test_programs_print_what_they_say() -> None:
     assert [len(lines) for lines in said] == [1, 1, 1]
     # The row's program changes the rows that other modules read when they are imported: it comes first.
     schedule, row, axis = programs
-    printed = subprocess.run(
-        [sys.executable, "-c", "\n".join([row, schedule, axis])],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    assert printed.splitlines() == [lines[0] for lines in (said[1], said[0], said[2])]
+    done = called(sys.executable, "-c", "\n".join([row, schedule, axis]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [lines[0] for lines in (said[1], said[0], said[2])]

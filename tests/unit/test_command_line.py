@@ -18,6 +18,7 @@ from lowband.box import links, network
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from tests.called import called
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -147,8 +148,7 @@ def test_bad_input_of_all_ranks_is_printed_once(tmp_path: Path) -> None:
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
         "-m", "lowband", "train", str(tmp_path / "none.json"),
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = called(*command)
     assert done.returncode != 0
     assert done.stderr.count("lowband: ") == 1, done.stderr
 
@@ -211,9 +211,6 @@ def test_completion_in_a_shell(typed: str, follows: set[str], tmp_path: Path) ->
     pytest.importorskip("argcomplete", reason="pip install -e '.[completion]'")
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_IFS": "\n"}
     said = tmp_path / "said"
-    done = subprocess.run(
-        [sys.executable, "-m", "lowband"], capture_output=True, text=True,
-        env={**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(said)},
-    )  # fmt: skip
+    done = called(sys.executable, "-m", "lowband", **asked, _ARGCOMPLETE_STDOUT_FILENAME=str(said))
     assert done.returncode == 0, done.stderr
     assert {line.strip() for line in said.read_text().splitlines() if line.strip()} == follows

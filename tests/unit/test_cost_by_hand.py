@@ -543,39 +543,23 @@ def candidate(knobs: tuple[object, ...], seconds: float, short: float = 0) -> Ca
     return Candidate(knobs, replace(job(), scheme=ZERO3), 2, 3, seconds, short)
 
 
+BEST = (
+    "world", None, "world", "world", *["native"] * 4, 2, "none", 1.0, None, 1, 1, "ring", "auto", 1, "flat",
+    0, 1, "1f1b", 1,
+)  # fmt: skip
+
+
+def with_(changes: dict[int, object]) -> tuple[object, ...]:
+    """The best one's knobs, with others by place."""
+    return tuple(changes.get(place, knob) for place, knob in enumerate(BEST))
+
+
 def test_what_other_choices_cost() -> None:
     """Knob by knob: the fastest other value that fits, else the least that is short, else none."""
-    wires = ("native", "native", "native", "native")
-    best = (
-        "world",
-        None,
-        "world",
-        "world",
-        *wires,
-        2,
-        "none",
-        1.0,
-        None,
-        1,
-        1,
-        "ring",
-        "auto",
-        1,
-        "flat",
-        0,
-        1,
-        "1f1b",
-        1,
-    )
-
-    def with_(place: int, value: object) -> tuple[object, ...]:
-        return (*best[:place], value, *best[place + 1 :])
-
     points = [
-        candidate(best, 1.0),
-        candidate(with_(0, "node"), 1.5), candidate(with_(0, "self"), 1.25), candidate(with_(0, "x"), 0.5, 9),
-        candidate(with_(8, 4), 0.9, 2 * GIB), candidate(with_(8, 8), 0.8, 3 * GIB),
-        candidate((*with_(9, "full")[:21], 2), 0.1),  # differs in two
+        candidate(BEST, 1.0), candidate(with_({0: "node"}), 1.5), candidate(with_({0: "self"}), 1.25),
+        candidate(with_({0: "x"}), 0.5, 9), candidate(with_({8: 4}), 0.9, 2 * GIB),
+        candidate(with_({8: 8}), 0.8, 3 * GIB), candidate(with_({9: "full", 21: 2}), 0.1),  # differs in two
     ]  # fmt: skip
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[0] == "weights world: self would be 25.0 % slower"
@@ -584,38 +568,13 @@ def test_what_other_choices_cost() -> None:
     assert lines[11] == "cp 1: no other value was possible here"
     assert lines[13] == "schedule 1f1b: no other value was possible here"
     # No way and states on one rank along context, no experts; all layers alike, and all on the device.
-    assert len(lines) == len(best) - 7
+    assert len(lines) == len(BEST) - 7
 
 
 def test_what_another_degree_of_context_costs() -> None:
     """In its own best way; another way at the same degree."""
-    wires = ("native", "native", "native", "native")
-
-    def along(context: int, way: str) -> tuple[object, ...]:
-        return (
-            "world",
-            None,
-            "world",
-            "world",
-            *wires,
-            2,
-            "none",
-            1.0,
-            None,
-            1,
-            context,
-            way,
-            "auto",
-            1,
-            "flat",
-            0,
-            1,
-            "1f1b",
-            1,
-        )
-
     times = {(4, "heads"): 1.0, (4, "ring"): 1.5, (4, "gather"): 1.25, (2, "ring"): 1.1, (1, "ring"): 2.0}
-    points = [candidate(along(*key), seconds) for key, seconds in times.items()]
+    points = [candidate(with_({13: cp, 14: way}), seconds) for (cp, way), seconds in times.items()]
     lines = Plan([points[0]], {point.knobs: point for point in points}).reasons(points[0])
     assert lines[11] == "cp 4: 2 would be 10.0 % slower"
     assert lines[12] == "ways heads: gather would be 25.0 % slower"

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from lowband.bench.gpu.queue import Item, work
 from lowband.bench.kernels import PARTS
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
+from tests.called import called
 from tests.refused import refusal
 
 ENVIRONMENT = {
@@ -164,10 +164,7 @@ def test_what_a_program_ends_with_is_its_outcome(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_told_at_once_with_its_wheels(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, str(tmp_path / "out")], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=300,
-    )  # fmt: skip
+    done = called(sys.executable, "-c", BARE, tmp_path / "out")
     assert (done.returncode, done.stderr) == (
         2,
         "lowband: lowband gpu: pydantic is missing (allowed: wheels of pydantic, pydantic_core, "

@@ -1,11 +1,10 @@
 """tests/gpu: collected and skipped without a GPU; on a GPU that lacks a package, a failure."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.called import called
+
 # A GPU that is not there, on a machine without pydantic.
 BARE_GPU = """
 import sys, pytest, torch
@@ -16,10 +15,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/gpu/test_engine_gpu
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    return called(sys.executable, *arguments, timeout=200, CUDA_VISIBLE_DEVICES="")
 
 
 def test_without_a_gpu_all_are_skipped() -> None:

@@ -253,7 +253,7 @@ def test_heads_and_gather_are_waited_for() -> None:
     gather = waits(job(2, "gather", **slow), network, computed, overlap=1.0)
     assert gather.forward == pytest.approx(5e-6 + k * 2 / 4e9)
     assert gather.backward == pytest.approx(2 * 5e-6 + k * (2 + 4) / 4e9)
-    assert gather.count == pytest.approx(3 * 5e-6 + 4 * 8 / 4e9 + 2 * 8 / 2e9 + 8 / 1e9)
+    assert gather.once == pytest.approx(3 * 5e-6 + 4 * 8 / 4e9 + 2 * 8 / 2e9 + 8 / 1e9)
 
 
 @pytest.mark.parametrize("way", MIXED)
@@ -287,7 +287,7 @@ def test_a_stage_waits_for_its_own_layers() -> None:
     alone = job(2, machine=machine(latency_us=5), ranks=4, accumulation=4, recompute="none")
     staged = replace(alone, axes=alone.axes.model_copy(update={"pipeline": 2}), ranks=8)
     whole, half = step_time(alone), step_time(staged)
-    count = 4 * waits(alone, Network(alone.machine, OURS, shards=False), *_computed(alone)).count
+    count = 4 * waits(alone, Network(alone.machine, OURS, shards=False), *_computed(alone)).once
     assert half.items["context"] - count == pytest.approx((whole.items["context"] - count) / 2)
     assert half.lane["context_ring"] == pytest.approx(whole.lane["context_ring"] / 2)
     tied = 5e-6 + 4 * GPT.vocab * 64 / 1e9

@@ -151,16 +151,16 @@ def test_a_recomputed_forward_travels_again() -> None:
     assert again.lane["route_out"] == pytest.approx(2 * alone.lane["route_out"])
     assert again.lane["route_out_grad"] == alone.lane["route_out_grad"]
     found = step_time(job(recompute="full", accumulation=3)).items["experts"]
-    assert found == pytest.approx(3 * 4 * (again.forward + again.backward) + again.balance)
+    assert found == pytest.approx(3 * 4 * (again.forward + again.backward) + again.once)
 
 
 def test_experts_at_home_wait_for_nothing() -> None:
     """But for the loads, which all ranks sum."""
     one = waits(job(1))
     assert (one.forward, one.backward) == (0, 0)
-    assert one.balance > 0
-    assert step_time(job(1)).items["experts"] == one.balance
-    assert waits(job(1, ranks=1)).balance == 0
+    assert one.once > 0
+    assert step_time(job(1)).items["experts"] == one.once
+    assert waits(job(1, ranks=1)).once == 0
 
 
 def test_products_are_of_what_a_token_meets() -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lowband.cost.memory import state_bytes
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
 from lowband.errors import UserError
 from lowband.predict.footprint import GIB
-from lowband.predict.prediction import predict
+from lowband.predict.prediction import Prediction, predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.search.choice import chosen
@@ -134,22 +135,31 @@ def test_a_grid_is_its_points() -> None:
         assert bool(np.ravel(grid.fits)[i]) == bool(one.fits)
 
 
+def zero3(**changes: Any) -> Scheme:
+    plain = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world"}
+    return Scheme.parse({**plain, **changes}, "test")
+
+
+def counted_as(scheme: Scheme, plain: Workload, kinds: list[str], *found: Prediction) -> dict[str, int]:
+    """What the engine's half counts of states (cost/memory.py): the two forms are written apart."""
+    numels = stage_numels(plain.model, plain.levels, plain.axes)
+    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
+    for kind in kinds:
+        for each in found:
+            assert each.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    return counted
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_scheme_with_a_tier_is_predicted_as_the_option(tier: TierName) -> None:
     plain = job(cluster="dgx-h100", ranks=8)
     by_option = replace(plain, beyond=Beyond(tier))
-    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": f"world@{tier}"}
-    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    scheme = zero3(optim=f"world@{tier}")
     by_scheme = replace(plain, scheme=scheme)
     ours, theirs = predict(by_option), predict(by_scheme)
     assert ours.time_s == theirs.time_s
-    # The engine's half counts what it holds (cost/memory.py): the two forms are written apart.
-    numels = stage_numels(plain.model, plain.levels, plain.axes)
-    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
     kinds = ["weights", "grads", "optim", f"optim@{tier}", "grads@host"]
-    for kind in [*kinds, "weights@host"] if tier == "disk" else kinds:
-        assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
-        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
+    counted = counted_as(scheme, plain, kinds + ["weights@host"] * (tier == "disk"), ours, theirs)
     half = predict(replace(by_scheme, beyond=Beyond(tier, share=0.5)))
     assert half.memory_bytes["optim"] == pytest.approx(counted[f"optim@{tier}"] / 2, rel=1e-9)
 
@@ -163,8 +173,7 @@ def test_parts_of_a_scheme_are_predicted_as_the_option(
 ) -> None:
     """But of whole units: of these 25 blocks and the root a few hundredths more or less."""
     plain = job(cluster="dgx-h100", ranks=8)
-    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}
-    by_scheme = replace(plain, scheme=Scheme.parse({**values, "offload": offload}, "test"))
+    by_scheme = replace(plain, scheme=zero3(optim="world@host", offload=offload))
     placed = by_scheme.placed
     assert placed is not None and share <= placed.share < share + 0.05
     assert placed.moved == pytest.approx(moved, abs=0.05)
@@ -178,9 +187,8 @@ def test_parts_of_a_scheme_are_predicted_as_the_option(
 
 def test_a_late_update_hides_behind_the_passes() -> None:
     plain = job(cluster="dgx-h100", ranks=8)
-    values = {"name": "zero3", "weights": "world", "grads": "world", "optim": "world@host"}
     now, late = (
-        predict(replace(plain, scheme=Scheme.parse({**values, **more}, "test")))
+        predict(replace(plain, scheme=zero3(optim="world@host", **more)))
         for more in ({}, {"offload": {"late": True}})
     )
     assert 0 <= late.time_s.get("host_update", 0) < now.time_s["host_update"]
@@ -191,22 +199,15 @@ def test_a_late_update_hides_behind_the_passes() -> None:
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_weights_with_a_tier_are_predicted_as_the_option(tier: TierName) -> None:
     plain = job(cluster="dgx-h100", ranks=8)
-    values = {"name": "zero3", "weights": f"world@{tier}", "grads": "world", "optim": "world"}
-    scheme = Scheme.parse(values, Path("zero3.yaml"))
+    scheme = zero3(weights=f"world@{tier}")
     ours, theirs = (
         predict(replace(plain, beyond=Beyond(weights=tier))),
         predict(replace(plain, scheme=scheme)),
     )
     assert ours.time_s == theirs.time_s
-    numels = stage_numels(plain.model, plain.levels, plain.axes)
-    counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
-    for kind in ("weights", "grads", "optim", f"weights@{tier}", "gathered"):
-        assert ours.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
-        assert theirs.memory_bytes[kind] == pytest.approx(counted[kind], rel=1e-9)
-    assert (
-        counted["weights"] == 0
-        and record(replace(plain, scheme=scheme), theirs)["weights"] == f"world@{tier}"
-    )
+    kinds = ["weights", "grads", "optim", f"weights@{tier}", "gathered"]
+    assert counted_as(scheme, plain, kinds, ours, theirs)["weights"] == 0
+    assert record(replace(plain, scheme=scheme), theirs)["weights"] == f"world@{tier}"
 
 
 def test_a_full_host_does_not_fit_though_the_device_does() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pandas as pd
@@ -19,6 +18,7 @@ from lowband.predict.search.ratios import WITHIN
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
+from tests.called import called
 
 SHIPPED = ROOT / "results" / "reference"
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
@@ -117,11 +117,8 @@ def test_steps_of_make_smoke() -> None:
 def _steps(*targets: str) -> dict[str, int]:
     """Steps by rule of a smoke run that has made nothing yet."""
     command = [sys.exec_prefix + "/bin/snakemake", "-n", "--nolock", *targets]
-    told = subprocess.run(
-        [*command, "--config", "suites=[smoke]", "results=counted"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    lines = told.split("----------", 1)[1].splitlines()[1:]
+    done = called(*command, "--config", "suites=[smoke]", "results=counted")
+    lines = done.stdout.split("----------", 1)[1].splitlines()[1:]
     return {name: int(count) for name, count in (line.split() for line in lines[: lines.index("")])}
 
 

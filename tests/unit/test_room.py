@@ -37,21 +37,29 @@ PLACES = {"host": "in this node's memory", "disk": "on this node's disk"}
 Memory, Space = namedtuple("Memory", "available"), namedtuple("Space", "free")
 
 
-@pytest.mark.parametrize(("tier", "short"), [("host", "host"), ("disk", "disk"), ("disk", "host")])
-def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, short: str) -> None:
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], short: str
+) -> tuple[RunSpec, str]:
+    """The spec, and what is said of it where a tier is short of room."""
     free = {"host": 10**9, "disk": 10**9, short: 10**5}
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free["host"]))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Space(free["disk"]))
-    path = tmp_path / "spec.json"
-    path.write_text(RunSpec.parse(on(tier), "test").to_json())
+    spec, path = RunSpec.parse(values, "test"), tmp_path / "spec.json"
+    path.write_text(spec.to_json())
     with pytest.raises(UserError) as caught:
         train(path)
+    return spec, str(caught.value)
+
+
+@pytest.mark.parametrize(("tier", "short"), [("host", "host"), ("disk", "disk"), ("disk", "host")])
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, short: str) -> None:
+    _, said = refused(tmp_path, monkeypatch, on(tier), short)
     found = re.fullmatch(
         rf"scheme 'offloaded': ([\d,]+) bytes of states {PLACES[short]}, where 100,000 are free "
         r"\(allowed: a smaller model, more nodes\)",
-        str(caught.value),
+        said,
     )
-    assert found is not None, caught.value
+    assert found is not None, said
     parameters = CONFIG.model("gpt-200k").parameters
     if short == tier:  # and the gradients, in the host's memory
         assert ADAM * parameters <= int(found[1].replace(",", "")) < 2 * ADAM * parameters
@@ -60,30 +68,18 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, sho
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_no_room_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
-    free = {"host": 10**9, "disk": 10**9, tier: 10**5}
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free["host"]))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Space(free["disk"]))
-    path = tmp_path / "spec.json"
-    spec = RunSpec.parse(on(tier, scheme=weights_on(tier)), "test")
-    path.write_text(spec.to_json())
-    with pytest.raises(UserError) as caught:
-        train(path)
+    spec, said = refused(tmp_path, monkeypatch, on(tier, scheme=weights_on(tier)), tier)
     needed = spec.ranks * held_bytes(spec, "gloo")[f"weights@{tier}"]
-    assert str(caught.value).startswith(
+    assert said.startswith(
         f"scheme 'offloaded': {needed:,} bytes of states {PLACES[tier]}, where 100,000 are free"
     )
 
 
 def test_no_room_for_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(10**5))
     plain = {"scheme": CONFIG.scheme("zero1").model_dump(), "recompute": "host"}
-    spec = RunSpec.parse({**on("host"), **plain}, "test")
-    path = tmp_path / "spec.json"
-    path.write_text(spec.to_json())
-    with pytest.raises(UserError) as caught:
-        train(path)
+    spec, said = refused(tmp_path, monkeypatch, {**on("host"), **plain}, "host")
     needed = spec.ranks * held_bytes(spec, "gloo")["activations@host"]
-    assert str(caught.value).startswith(
+    assert said.startswith(
         f"scheme 'zero1': {needed:,} bytes of states and activations {PLACES['host']}, where 100,000 are free"
     )
 

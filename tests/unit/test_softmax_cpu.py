@@ -3,7 +3,6 @@
 import ctypes
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from lowband.cost.softmax import ALGORITHMS, PASSES, TWO_PASS, traffic_bytes
 from lowband.errors import UserError
 from lowband.kernels import c_library, softmax_cpu
 from lowband.kernels.softmax_cpu import ISAS, SOURCE, error_bound, kernels, missing, reference, softmax
+from tests.called import called
 from tests.refused import refusal
 
 INF, NAN = float("inf"), float("nan")
@@ -148,12 +148,7 @@ def test_denormals_outside_are_left_as_they_were(run) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_width_compiles(isa: str, tmp_path: Path) -> None:
     c_library.build(SOURCE, (*ISAS[isa].flags, "-Wall", "-Wextra", "-Werror"), tmp_path / "softmax.so")
-    listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", tmp_path / "softmax.so"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    listing = called("objdump", "-d", "--no-show-raw-insn", tmp_path / "softmax.so")
     assert listing.returncode == 0
     assert ("zmm" in listing.stdout) == (isa == "AVX512")
     assert "vfmadd" in listing.stdout

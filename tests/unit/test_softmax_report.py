@@ -1,7 +1,6 @@
 """Softmax from raw rows to graded claims, every number known beforehand; and the benchmark on small sizes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from lowband.evidence.tables.build import write_table
 from lowband.kernels.softmax_cpu import ISAS, missing
 from lowband.spec.csv_tables import read_table
 from lowband.spec.softmax import TORCH
+from tests.called import called
 
 MIB = 2**20 // 4  # elements of 1 MiB, which is the whole last cache
 TIMES = {
@@ -177,13 +177,7 @@ def test_the_avx512_claim_stands_on_the_shipped_avx512_machine(tmp_path: Path) -
 
 
 def lowband(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return called(sys.executable, "-c", code, **environment)
 
 
 @pytest.mark.skipif(bool(missing("AVX2")), reason="no AVX2 here")

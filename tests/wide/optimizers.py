@@ -49,8 +49,8 @@ class WholeLamb(torch.optim.Optimizer):
                 p.copy_(whole - group["lr"] * trust * update)
 
 
-def _whole_lamb(parameters: Any, **options: Any) -> torch.optim.Optimizer:
-    return WholeLamb(parameters, {"betas": (0.9, 0.999), "weight_decay": 0.01, **options})
+def whole_lamb(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return WholeLamb(parameters, {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, **options})
 
 
 def optimizer_of(case: Case, parameters: Iterable[nn.Parameter], is_sharded: bool) -> torch.optim.Optimizer:
@@ -62,7 +62,7 @@ def optimizer_of(case: Case, parameters: Iterable[nn.Parameter], is_sharded: boo
             {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
         ]
     if case.optimizer == "Lamb":
-        return (lowband.Lamb if is_sharded else _whole_lamb)(given, lr=0.02, eps=EPS)
+        return (lowband.Lamb if is_sharded else whole_lamb)(given, lr=0.02, eps=EPS)
     if case.optimizer == "Adafactor":
         return (lowband.Adafactor if is_sharded else torch.optim.Adafactor)(given, lr=0.02, eps=(EPS, EPS))
     return ELEMENTWISE[case.optimizer](given)

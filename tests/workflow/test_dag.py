@@ -1,7 +1,6 @@
 """The DAG: what it would run, and that it runs. Always in a copy of the tree: nothing is written here."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from lowband.evidence.report.figures import FIGURES, own_figures
 from lowband.evidence.tables.build import write_table
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_benchmark, read_table
+from tests.called import called
 
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
 MEASURED = ("box", "peers", "convergence")  # families whose results are shipped where no suite measures them
@@ -310,11 +310,7 @@ def test_what_the_planner_writes_can_be_run(tree: Path) -> None:
         "1",
     ]
     tracked = (tree / "config" / "schemes.yaml").read_text()
-    done = subprocess.run(
-        [trees.python(), "-m", "lowband", "plan", *job, "--write", "found"],
-        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree / "src")}, capture_output=True,
-        text=True, timeout=600,
-    )  # fmt: skip
+    done = called(trees.python(), "-m", "lowband", "plan", *job, "--write", "found", cwd=tree, tree=tree)
     assert done.returncode == 0, done.stderr
     assert (tree / "config" / "schemes.yaml").read_text() == tracked
     assert (tree / "config" / "schemes" / "found.yaml").exists()

@@ -1,9 +1,7 @@
 """docs/adding.md, followed as written in a copy of the tree: blocks go where they say, commands run."""
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import yaml
 from trees import ROOT, copy_tree
 
 from lowband.spec.csv_tables import read_table
+from tests.called import called
 
 BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
 LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")
@@ -70,13 +69,7 @@ def put(path: Path, verb: str, text: str) -> None:
 
 def run(command: str, tree: Path) -> None:
     program, *arguments = shlex.split(command)
-    result = subprocess.run(
-        [trees.python(), "-m", program, *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-    )
+    result = called(trees.python(), "-m", program, *arguments, cwd=tree, tree=tree, timeout=None)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
 
 

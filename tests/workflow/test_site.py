@@ -1,7 +1,6 @@
 """The site: built strictly, complete, and read without a network."""
 
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +12,7 @@ from trees import ROOT
 
 import lowband
 from lowband.__main__ import command_line
+from tests.called import called
 
 pytest.importorskip("sphinx", reason="pip install -e '.[site]'")
 
@@ -23,9 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line)
     folder = tmp_path_factory.mktemp("site")
     arguments = line.partition("-m sphinx")[2].replace("build/site", str(folder)).split()
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1200
-    )
+    done = called(sys.executable, "-m", "sphinx", *arguments, timeout=1200)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -23,6 +23,7 @@ from lowband.run.submit import why_not
 from lowband.spec.batch_script import batch_script, sbatch_options
 from lowband.spec.config import Config
 from lowband.spec.job import ACCOUNT, PARTITION, QOS
+from tests.called import called
 
 CONFIG = Config(ROOT)
 FIRST = (ROOT / "docs" / "sites.md").read_text()
@@ -176,7 +177,7 @@ def test_debians_slurm_understands_a_sites_script_and_its_srun_line(
     assert subprocess.run(["bash", "-n", script]).returncode == 0
 
     def said(*command: str | Path) -> str:
-        return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr.strip()
+        return called(*command).stderr.strip()
 
     assert said(parser, "--test-only", script) == PARSED
     told = re.findall(rf"^\| {site} \| `sbatch (.*?)` \|", FIRST, re.MULTILINE | re.IGNORECASE)
@@ -196,9 +197,7 @@ def test_debians_slurm_finds_the_log_of_a_run_whose_folder_has_a_space(tmp_path:
     spec, script = CONFIG.runs(["lumi-first"])[0], tmp_path / "job.sbatch"
     file, variables = Path("runs/my first/spec.json"), {"SLURM_PROJECT": "abc123"}
     script.write_text(batch_script(CONFIG.job("lumi"), spec, file, Path(sys.executable), variables))
-    read = subprocess.run(
-        [parser, "-v", "--test-only", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    read = called(parser, "-v", "--test-only", script, cwd=tmp_path)
     assert f": {tmp_path}/runs/my first/%j.log\n" in read.stderr
 
 
@@ -248,18 +247,22 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
     assert rest == f"{SRUN} --gpu-bind=none -c8 echo a b\n"
 
 
+def launched(tmp_path: Path, cluster: str, options: str, **more: str) -> str:
+    """What a job prints that slurm/launch.sh starts, with stand-ins for what it calls."""
+    command = [ROOT / "slurm" / "launch.sh", cluster, "2", "8", options, "train"]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u", **more}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
     """slurm/frontier/env.sh and stage.sh with stand-ins for what they call."""
     for name in ("srun", "sbcast", "module"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{tmp_path}/calls"\nenv\n')
         (tmp_path / name).chmod(0o755)
-    command = [str(ROOT / "slurm" / "launch.sh"), "frontier", "2", "8", "--gpu-bind=closest", "train"]
-    env = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u",
-        "CRAY_LD_LIBRARY_PATH": "/cray", "LOWBAND_ENV_TAR": "env.tar.gz",
-    }  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    cray = {"CRAY_LD_LIBRARY_PATH": "/cray", "LOWBAND_ENV_TAR": "env.tar.gz"}
+    printed = launched(tmp_path, "frontier", "--gpu-bind=closest", **cray)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0].startswith("module load PrgEnv-gnu")
     assert "sbcast --preserve --force env.tar.gz /mnt/bb/u/lowband-env.tar.gz" in calls
@@ -271,7 +274,7 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH=/cray",
         "TRITON_CACHE_DIR=/tmp/u-triton-7",
         "TORCHINDUCTOR_CACHE_DIR=/tmp/u-inductor-7",
-    } <= set(done.stdout.splitlines())
+    } <= set(printed.splitlines())
     made = next(call for call in calls if "mkdir -p /tmp/u-miopen-7" in call)
     assert made.endswith(" /tmp/u-torch-extensions-7 /tmp/u-triton-7 /tmp/u-inductor-7")
 
@@ -279,15 +282,12 @@ def test_frontiers_environment_is_set_in_the_job(tmp_path: Path) -> None:
 def test_an_nvidia_sites_environment_is_set_in_the_job(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "srun").chmod(0o755)
-    command = [str(ROOT / "slurm" / "launch.sh"), "cuda", "2", "8", "", "train"]
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "USER": "u"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    printed = launched(tmp_path, "cuda", "")
     assert {
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         "TRITON_CACHE_DIR=/tmp/u-triton-7",
         "TORCHINDUCTOR_CACHE_DIR=/tmp/u-inductor-7",
-    } <= set(done.stdout.splitlines())
+    } <= set(printed.splitlines())
 
 
 @pytest.mark.parametrize(

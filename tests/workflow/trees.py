@@ -1,10 +1,11 @@
 """A copy of the tree to run the workflow in, so that nothing is written here."""
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.called import called
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "CITATION.cff", "LICENSE")
@@ -35,13 +36,8 @@ def copy_tree(to: Path) -> Path:
 
 def snakemake(tree: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run it in the tree."""
-    return subprocess.run(
-        [python(), "-m", "snakemake", "--cores", "2", *arguments],
-        cwd=cwd or tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-    )
+    command = [python(), "-m", "snakemake", "--cores", "2", *arguments]
+    return called(*command, cwd=cwd or tree, tree=tree, timeout=None)
 
 
 def planned(result: subprocess.CompletedProcess[str]) -> dict[str, int]:

@@ -82,6 +82,18 @@ def root(text: str) -> Path:
     return path
 
 
+def write_environment(out: Path, device: str = "cpu", source: str = "none", links: str = "loopback") -> None:
+    """Write env.json, of what was measured here beside runs. source: of the data"""
+    import torch
+
+    from lowband.run.environment import describe, host
+    from lowband.spec.files import write_whole
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    environment = describe((host(),), torch.device(device), backend, {"source": source}, links)
+    write_whole(out / "env.json", environment.to_json())
+
+
 def function_of(name: str) -> Any:
     """name: "module:function" of the package"""
     module, _, function = name.partition(":")

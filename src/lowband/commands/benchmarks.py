@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lowband.commands import add_verb, at_least_one, function_of, positive, root
+from lowband.commands import add_verb, at_least_one, function_of, positive, root, write_environment
 from lowband.spec.benchmarks import BENCHMARKS, Benchmark, Measured, Part
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def _bench(options: argparse.Namespace) -> None:
         write_whole(options.out / f"{options.name}_env.json", text)
         print("\n".join(found.lines))
         return
-    _write_environment(options.out, *frames[benchmark.tables[0]].get("device", [])[:1])
+    write_environment(options.out, *frames[benchmark.tables[0]].get("device", [])[:1])
     print("\n".join(_summary(benchmark, frames)))
 
 
@@ -80,14 +80,3 @@ def _summary(benchmark: Benchmark, frames: dict[str, Any]) -> Iterator[str]:
         yield frame.groupby(list(shown.by), sort=False)[of].median().to_string(float_format=shown.digits)
     if benchmark.summary:
         yield function_of(benchmark.summary)(frames[benchmark.tables[0]])
-
-
-def _write_environment(out: Path, device: str = "cpu") -> None:
-    import torch
-
-    from lowband.run.environment import describe, host
-    from lowband.spec.files import write_whole
-
-    backend = "nccl" if device == "cuda" else "gloo"
-    environment = describe((host(),), torch.device(device), backend, {"source": "none"}, "loopback")
-    write_whole(out / "env.json", environment.to_json())

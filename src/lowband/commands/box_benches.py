@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowband.commands import add_verb, at_least_one, function_of
+from lowband.commands import add_verb, at_least_one, function_of, write_environment
 
 if TYPE_CHECKING:
     from lowband.spec.machine import Machine
@@ -116,13 +116,10 @@ def _write(
 ) -> Any:
     """Measure, and write the table and what it was measured on. Returns it."""
     import pandas as pd
-    import torch
 
     from lowband.errors import UserError
-    from lowband.run.environment import describe, host
     from lowband.run.launch import RankFailure, TimeLimit
     from lowband.spec.csv_tables import write_csv
-    from lowband.spec.files import write_whole
 
     try:
         frame = pd.DataFrame(rows())
@@ -131,6 +128,5 @@ def _write(
     except TimeLimit:
         raise UserError("it took longer than its time limit", allowed=f"fewer {fewer}") from None
     write_csv(frame, options.out / f"{table}.csv")
-    environment = describe((host(),), torch.device("cpu"), "gloo", {"source": f"none: {data}"}, "shaped")
-    write_whole(options.out / "env.json", environment.to_json())
+    write_environment(options.out, source=f"none: {data}", links="shaped")
     return frame

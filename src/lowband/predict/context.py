@@ -14,8 +14,6 @@ are in states.py. These exchanges have lanes of their own: as in tensor parallel
 hides behind the whole pass.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from lowband.cost.collectives import Network
@@ -24,6 +22,7 @@ from lowband.cost.context import COUNT_BYTES, Part, by_hop, parts, passes, sent_
 from lowband.cost.context_load import attended
 from lowband.cost.numbers import Num, join
 from lowband.cost.states import sent_as_states
+from lowband.predict.exposed import Waits
 from lowband.predict.states import state_waits
 from lowband.predict.workload import Workload
 from lowband.spec.activations import (
@@ -41,25 +40,12 @@ from lowband.spec.activations import (
 from lowband.spec.records import mean
 
 
-@dataclass(frozen=True)
-class Waits:
-    """Seconds of one micro-batch. All are 0 on one rank.
-
-    forward, backward: for which a block waits, in the mean over softmax and linear ones; the recomputed
-                       forward is in backward
-    count: for which the loss waits
-    lane:  of each row in its passes, hidden or not, in all blocks of a rank; the count's of a rank that has
-           the loss
-    """
-
-    forward: Num = 0.0
-    backward: Num = 0.0
-    count: Num = 0.0
-    lane: Mapping[str, Num] = field(default_factory=dict)
-
-
 def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
-    """What a micro-batch waits for. work: computation of a block; overlap: the share that can hide"""
+    """What a micro-batch waits for, a block in the mean over softmax and linear ones; once: the loss, for the
+    count of tokens. The count's lane is that of a rank that has the loss.
+
+    work: computation of a block; overlap: the share that can hide
+    """
     if job.axes.context == 1:
         return Waits()
     layout, again = job.layout, job.recompute == "full"

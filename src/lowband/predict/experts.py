@@ -15,14 +15,13 @@ most loaded experts are sent beside; for that fewer tokens leave their group of 
 fullest rank has less (cost/popular.py). The loads that balance experts are summed once a step.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from lowband.cost.collectives import Network
 from lowband.cost.context import passes
 from lowband.cost.experts import AHEAD, Part, in_turns_s, load_by_hop, parts, sent_to_experts
 from lowband.cost.numbers import Num
+from lowband.predict.exposed import Waits
 from lowband.predict.place import Place, places
 from lowband.predict.workload import Workload
 from lowband.spec.activations import EXPERTS_LOAD, ROUTE_BACK, ROUTE_OUT_GRAD, ROUTE_WEIGHTS_GRAD
@@ -30,23 +29,11 @@ from lowband.spec.mesh import Levels
 from lowband.spec.records import mean
 
 
-@dataclass(frozen=True)
-class Waits:
-    """Seconds for which a block waits in a micro-batch, the recomputed forward's in backward. All are 0
-    without experts.
-
-    balance: for which a step waits, once
-    lane:    of each row in a step's passes, in all blocks of a rank
-    """
-
-    forward: Num = 0.0
-    backward: Num = 0.0
-    balance: Num = 0.0
-    lane: Mapping[str, Num] = field(default_factory=dict)
-
-
 def route_waits(job: Workload, place: Place, network: Network, products_s: Num) -> Waits:
-    """network: of exchanges other than those of sharding; products_s: of a block's experts, forward"""
+    """What blocks wait for; once: the loads that balance experts. The lane is that of a step.
+
+    network: of exchanges other than those of sharding; products_s: of a block's experts, forward
+    """
     if job.model.experts is None:
         return Waits()
     rows: dict[str, list[Part]] = {}

@@ -1,7 +1,7 @@
 """What a step's passes wait for collectives of weights and gradients; formulas are at the top of time.py."""
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,21 @@ from lowband.predict.workload import Workload
 from lowband.spec.step import STEP
 
 Lane = dict[str, Num]  # collective -> seconds in the lane
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds of one micro-batch for which a block waits for what is no weights or gradients, the recomputed
+    forward's in backward. All are 0 where nothing travels.
+
+    once: besides, in all blocks: of a micro-batch along context, of a step on the way to experts
+    lane: of each row, hidden or not, in all blocks of a rank, and as often as `once`
+    """
+
+    forward: Num = 0.0
+    backward: Num = 0.0
+    once: Num = 0.0
+    lane: Mapping[str, Num] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
     ends = place.heads * ends_s(job, case)
     add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
-    add("context", micro_batches * (blocks * (along.forward + along.backward) + along.count))
-    add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.balance)
+    add("context", micro_batches * (blocks * (along.forward + along.backward) + along.once))
+    add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.once)
     add("stash", micro_batches * blocks * stash_s)
     add("fetch", micro_batches * blocks * fetch_s)
     if job.is_in_stages:

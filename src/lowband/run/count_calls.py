@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowband.engine.transport.lane import Lanes
 from lowband.spec.mesh import Levels
-from lowband.spec.records import CONTROL, Sent
+from lowband.spec.records import CONTROL, Sent, SentRow, of_rows
 
 CONTROL_BYTES = 4096  # all-reduces and broadcasts up to this size are of norms or flags, not of states
 
@@ -114,13 +114,10 @@ class Outside:
     @property
     def sent(self) -> tuple[Sent, ...]:
         """The bytes counted so far, by level, collective and dtype on the wire."""
-        counts: Counter[tuple[str, str, str]] = Counter()
+        counts = Counter[SentRow]()
         for watch in self._watches.values():
             counts += watch.counts
-        return tuple(
-            Sent(level=level, collective=collective, wire=wire, bytes=count)
-            for (level, collective, wire), count in sorted(counts.items())
-        )
+        return of_rows(dict(sorted(counts.items())))
 
 
 class _Watch(TorchDispatchMode):
@@ -129,7 +126,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, levels: Levels) -> None:
         super().__init__()
         self._levels = levels
-        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.counts = Counter[SentRow]()
 
     def start(self) -> None:
         self.__enter__()

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import Outcome, Sent, StateBytes, mean
+from lowband.spec.records import Outcome, SentRow, StateBytes, by_row, mean, of_rows
 from lowband.spec.run import RunSpec
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
@@ -37,16 +37,12 @@ def count(spec: RunSpec) -> Outcome:
             allowed=f"torch {'.'.join(map(str, LEAST_TORCH))} or later",
         )  # fmt: skip
     played = [(_play(spec, rank), alike) for rank, alike in _kinds(spec)]
-    totals: Counter[tuple[str, str, str]] = Counter()
-    period = spec.scheme.period
+    totals, period = Counter[SentRow](), spec.scheme.period
     for outcome, alike in played:
-        for sent in outcome.sent:
-            totals[sent.level, sent.collective, sent.wire] += int(sent.bytes) * alike
-    sent = tuple(
-        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, spec.ranks * period))
-        for (level, collective, wire), total in totals.items()
-    )
-    return played[0][0].model_copy(update={"sent": sent})
+        for row, n in by_row(outcome.sent).items():
+            totals[row] += int(n) * alike
+    sent = {row: mean(total, spec.ranks * period) for row, total in totals.items()}
+    return played[0][0].model_copy(update={"sent": of_rows(sent)})
 
 
 def _kinds(spec: RunSpec) -> list[tuple[int, int]]:
@@ -77,27 +73,23 @@ def _play(spec: RunSpec, rank: int) -> Outcome:
             for _ in range(STEPS):
                 trainer.take_sent()
                 _step(spec, trainer)
-            sent = {_key(one): one.bytes * spec.scheme.period for one in trainer.take_sent()}
+            sent = {row: n * spec.scheme.period for row, n in by_row(trainer.take_sent()).items()}
             if trainer.replicas is not None:
                 for _ in range(2):  # in the first period less arrives
                     trainer.take_sent()
                     for _ in range(spec.scheme.period):
                         trainer.replicas.advance()
-                sent |= {_key(one): one.bytes for one in trainer.take_sent()}
+                sent |= by_row(trainer.take_sent())
             return Outcome(
                 status="ok",
                 steps=STEPS,
-                sent=tuple(Sent(level=a, collective=b, wire=c, bytes=n) for (a, b, c), n in sent.items()),
+                sent=of_rows(sent),
                 states=tuple(
                     StateBytes(kind=kind, bytes=held) for kind, held in trainer.state_peaks().items()
                 ),
             )
     finally:
         dist.destroy_process_group()
-
-
-def _key(sent: Sent) -> tuple[str, str, str]:
-    return sent.level, sent.collective, sent.wire
 
 
 def _step(spec: RunSpec, trainer: Trainer) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from lowband.engine.transport.meeting import Meeting
 from lowband.run import slow
 from lowband.run.clock import StepTimes, peak_memory_bytes, peak_reserved_bytes
 from lowband.spec.activations import CONTEXT, EXPERT, KEPT, PIPELINE, TENSOR
-from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, mean
+from lowband.spec.records import Outcome, Sent, Slowest, StateBytes, StepRecord, by_row, mean, of_rows
 from lowband.spec.run import RunSpec
 from lowband.spec.step import COPIES, NORM_GATHER, STEP, WEIGHTS_COPIES
 from lowband.spec.tiers import TIERS
@@ -37,7 +37,7 @@ def gather_record(
     """
     exchange_s = times.exchange_s if spec.scheme.sync is not None else math.nan
     mine = [loss.item(), times.step_s, times.exposed_s, times.hidden_s, real_share, grad_norm, exchange_s]
-    keys, counted = _sent_keys(spec), {(one.level, one.collective, one.wire): one.bytes for one in sent}
+    keys, counted = _sent_keys(spec), by_row(sent)
     assert counted.keys() <= set(keys), counted
     own, before = len(mine), len(mine) + len(keys)
     mine += [counted.get(key, math.nan) for key in keys]
@@ -56,7 +56,7 @@ def gather_record(
         tokens=spec.tokens_per_step,
         loss=sum(rows[rank][0] for rank in data) / len(data),
         grad_norm=float(np.max([row[5] for row in rows])),  # NaN if one is
-        sent=tuple(_mean_of_ranks(spec, {key: [row[own + i] for row in rows] for i, key in enumerate(keys)})),
+        sent=_mean_of_ranks(spec, {key: [row[own + i] for row in rows] for i, key in enumerate(keys)}),
         slowest=_slowest(spec, rows, before),
         real_share=_known(max(row[4] for row in rows)),
     )
@@ -81,12 +81,12 @@ def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])
 
 
-def _mean_of_ranks(spec: RunSpec, by_rank: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sent]:
+def _mean_of_ranks(
+    spec: RunSpec, by_rank: Mapping[tuple[str, str, str], Sequence[float]]
+) -> tuple[Sent, ...]:
     """What was sent per rank, in the mean over ranks. by_rank: NaN of ranks that have not counted the key"""
-    for (level, name, wire), counts in by_rank.items():
-        known = [int(count) for count in counts if not math.isnan(count)]
-        if known:
-            yield Sent(level=level, collective=name, wire=wire, bytes=mean(sum(known), spec.ranks))
+    counted = {key: [int(n) for n in counts if not math.isnan(n)] for key, counts in by_rank.items()}
+    return of_rows({key: mean(sum(known), spec.ranks) for key, known in counted.items() if known})
 
 
 def _slowest(spec: RunSpec, rows: list[list[float]], messages: int) -> tuple[Slowest, ...]:
@@ -103,13 +103,10 @@ def _slowest(spec: RunSpec, rows: list[list[float]], messages: int) -> tuple[Slo
 
 def mean_sent(steps: Sequence[StepRecord]) -> tuple[Sent, ...]:
     """What was sent per step, in the mean over the steps."""
-    totals: Counter[tuple[str, str, str]] = Counter()
-    for one in (sent for step in steps for sent in step.sent):
-        totals[one.level, one.collective, one.wire] += one.bytes  # type: ignore[assignment]
-    return tuple(
-        Sent(level=level, collective=collective, wire=wire, bytes=mean(total, len(steps)))
-        for (level, collective, wire), total in totals.items()
-    )
+    totals = Counter[tuple[str, str, str]]()
+    for step in steps:
+        totals.update(by_row(step.sent))  # type: ignore[arg-type]
+    return of_rows({row: mean(total, len(steps)) for row, total in totals.items()})
 
 
 def _known(seconds: float) -> float | None:

@@ -12,100 +12,93 @@ Source: Megatron-LM (arXiv 1909.08053, section 3; with sequence parallelism arXi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Collective, States
+from lowband.spec.step import Collective, Kind, States
 from lowband.spec.tiers import HOST, at
 
 # Between all ranks along the axis, in the dtype that the activations have.
 ALONG: Final = Scheme(name="activations", weights=WORLD, grads=WORLD, optim=WORLD)
 
 
+def _of_layer(
+    name: str, kind: Kind, during: Literal["forward", "backward"],
+    carries: Literal["masters", "activations"] = "activations",
+) -> Collective:  # fmt: skip
+    return Collective(name, kind, SELF, WORLD, carries, "layer", during)
+
+
+def _of_step(name: str, kind: Kind, during: Literal["forward", "backward"] | None = None) -> Collective:
+    return Collective(name, kind, SELF, WORLD, "masters", "step", during)
+
+
 # fmt: off
-LEAVE_REDUCE = Collective("leave_reduce", "all_reduce", SELF, WORLD, "activations", "layer", "forward")
-ENTER_REDUCE = Collective("enter_reduce", "all_reduce", SELF, WORLD, "activations", "layer", "backward")
-ENTER_GATHER = Collective("enter_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
-ENTER_SCATTER = Collective("enter_scatter", "reduce", SELF, WORLD, "activations", "layer", "backward")
-LEAVE_SCATTER = Collective("leave_scatter", "reduce", SELF, WORLD, "activations", "layer", "forward")
-LEAVE_GATHER = Collective("leave_gather", "gather", SELF, WORLD, "activations", "layer", "backward")
-SPLIT_GATHER = Collective("split_gather", "gather", SELF, WORLD, "activations", "layer", "backward")
-JOIN_GATHER = Collective("join_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
-LOSS_GATHER = Collective(  # of each token: the largest logit, the sum of exponentials, the target's logit
-    "loss_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
-SHARED_REDUCE = Collective(  # gradients of parameters that every rank has whole, each from its own tokens
-    "shared_reduce", "all_reduce", SELF, WORLD, "masters", "step", "backward")
-TENSOR_NORM = Collective(  # as NORM_GATHER, over the tensor axis
-    "tensor_norm", "gather", SELF, WORLD, "masters", "step", None)
-STAGE_OUTPUT = Collective(  # of each micro-batch, from a stage to the next one, if that is on another rank
-    "stage_output", "swap", SELF, WORLD, "activations", "layer", "forward")
-STAGE_GRAD = Collective(  # and its gradient back
-    "stage_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
-TIED_REDUCE = Collective(  # gradients of parameters that stages on several ranks share
-    "tied_reduce", "swap", SELF, WORLD, "masters", "step", "backward")
-STAGES_NORM = Collective(  # as NORM_GATHER, over the pipeline axis
-    "stages_norm", "gather", SELF, WORLD, "masters", "step", None)
-CONTEXT_HEADS = Collective(  # a rank's tokens of all heads become all tokens of its heads
-    "context_heads", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
-CONTEXT_HEADS_GRAD = Collective(
-    "context_heads_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
-CONTEXT_GATHER = Collective(  # keys and values
-    "context_gather", "gather", SELF, WORLD, "activations", "layer", "forward")
-CONTEXT_GATHER_AGAIN = Collective(
-    "context_gather_again", "gather", SELF, WORLD, "activations", "layer", "backward")
-CONTEXT_SCATTER = Collective(  # their gradients
-    "context_scatter", "reduce", SELF, WORLD, "activations", "layer", "backward")
-CONTEXT_RING = Collective(  # keys and values, to the next rank
-    "context_ring", "swap", SELF, WORLD, "activations", "layer", "forward")
-CONTEXT_RING_AGAIN = Collective(
-    "context_ring_again", "swap", SELF, WORLD, "activations", "layer", "backward")
-CONTEXT_RING_GRAD = Collective(  # their gradients, which travel with them, and home
-    "context_ring_grad", "swap", SELF, WORLD, "activations", "layer", "backward")
-CONTEXT_DOCUMENTS = Collective(  # of each token, the number of its document
-    "context_documents", "gather", SELF, WORLD, "activations", "layer", "forward")
-CONTEXT_STATE_PASS = Collective(  # the sum of states so far, to the next rank
-    "context_state_pass", "swap", SELF, WORLD, "masters", "layer", "forward")
-CONTEXT_STATE_PASS_GRAD = Collective(
-    "context_state_pass_grad", "swap", SELF, WORLD, "masters", "layer", "backward")
-CONTEXT_STATE_GATHER = Collective(  # every rank's state
-    "context_state_gather", "gather", SELF, WORLD, "masters", "layer", "forward")
-CONTEXT_STATE_GATHER_GRAD = Collective(
-    "context_state_gather_grad", "gather", SELF, WORLD, "masters", "layer", "backward")
-CONTEXT_STATE_SCAN = Collective(  # parts of groups' states, level by level
-    "context_state_scan", "scan", SELF, WORLD, "masters", "layer", "forward")
-CONTEXT_STATE_SCAN_GRAD = Collective(
-    "context_state_scan_grad", "scan", SELF, WORLD, "masters", "layer", "backward")
-TOKENS_COUNT = Collective(  # by which a loss is divided; over the data axis, with context
-    "tokens_count", "gather", SELF, WORLD, "masters", "layer", "forward")
-ROUTE_COUNTS = Collective(  # rows and pairs that will come, from each partner
-    "route_counts", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
-ROUTE_OUT = Collective(  # tokens, to ranks that have an expert for them
-    "route_out", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
-ROUTE_OUT_GRAD = Collective("route_out_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
-ROUTE_PAIRS = Collective(  # of each pair of a token and an expert: which row, which expert
-    "route_pairs", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
-ROUTE_WEIGHTS = Collective(  # and its weight, where experts' outputs are summed before they return
-    "route_weights", "all_to_all", SELF, WORLD, "masters", "layer", "forward")
-ROUTE_WEIGHTS_GRAD = Collective(
-    "route_weights_grad", "all_to_all", SELF, WORLD, "masters", "layer", "backward")
-ROUTE_BACK = Collective(  # experts' outputs, or sums of them
-    "route_back", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
-ROUTE_BACK_GRAD = Collective("route_back_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
-EXPERT_COPIES = Collective(  # weights of the most loaded experts, to the ranks that compute with copies
-    "expert_copies", "all_to_all", SELF, WORLD, "activations", "layer", "forward")
-EXPERT_COPIES_GRAD = Collective(  # and their gradients back
-    "expert_copies_grad", "all_to_all", SELF, WORLD, "activations", "layer", "backward")
-EXPERTS_LOAD = Collective(  # pairs of each expert of all layers, by which they are balanced; over data
-    "experts_load", "all_reduce", SELF, WORLD, "masters", "step", None)
+LEAVE_REDUCE = _of_layer("leave_reduce", "all_reduce", "forward")
+ENTER_REDUCE = _of_layer("enter_reduce", "all_reduce", "backward")
+ENTER_GATHER = _of_layer("enter_gather", "gather", "forward")
+ENTER_SCATTER = _of_layer("enter_scatter", "reduce", "backward")
+LEAVE_SCATTER = _of_layer("leave_scatter", "reduce", "forward")
+LEAVE_GATHER = _of_layer("leave_gather", "gather", "backward")
+SPLIT_GATHER = _of_layer("split_gather", "gather", "backward")
+JOIN_GATHER = _of_layer("join_gather", "gather", "forward")
+LOSS_GATHER = _of_layer(  # of each token: the largest logit, the sum of exponentials, the target's logit
+    "loss_gather", "gather", "forward")
+SHARED_REDUCE = _of_step(  # gradients of parameters that every rank has whole, each from its own tokens
+    "shared_reduce", "all_reduce", "backward")
+TENSOR_NORM = _of_step("tensor_norm", "gather")  # as NORM_GATHER, over the tensor axis
+STAGE_OUTPUT = _of_layer(  # of each micro-batch, from a stage to the next one, if that is on another rank
+    "stage_output", "swap", "forward")
+STAGE_GRAD = _of_layer("stage_grad", "swap", "backward")  # and its gradient back
+TIED_REDUCE = _of_step(  # gradients of parameters that stages on several ranks share
+    "tied_reduce", "swap", "backward")
+STAGES_NORM = _of_step("stages_norm", "gather")  # as NORM_GATHER, over the pipeline axis
+CONTEXT_HEADS = _of_layer(  # a rank's tokens of all heads become all tokens of its heads
+    "context_heads", "all_to_all", "forward")
+CONTEXT_HEADS_GRAD = _of_layer("context_heads_grad", "all_to_all", "backward")
+CONTEXT_GATHER = _of_layer("context_gather", "gather", "forward")  # keys and values
+CONTEXT_GATHER_AGAIN = _of_layer("context_gather_again", "gather", "backward")
+CONTEXT_SCATTER = _of_layer("context_scatter", "reduce", "backward")  # their gradients
+CONTEXT_RING = _of_layer("context_ring", "swap", "forward")  # keys and values, to the next rank
+CONTEXT_RING_AGAIN = _of_layer("context_ring_again", "swap", "backward")
+CONTEXT_RING_GRAD = _of_layer(  # their gradients, which travel with them, and home
+    "context_ring_grad", "swap", "backward")
+CONTEXT_DOCUMENTS = _of_layer(  # of each token, the number of its document
+    "context_documents", "gather", "forward")
+CONTEXT_STATE_PASS = _of_layer(  # the sum of states so far, to the next rank
+    "context_state_pass", "swap", "forward", "masters")
+CONTEXT_STATE_PASS_GRAD = _of_layer("context_state_pass_grad", "swap", "backward", "masters")
+CONTEXT_STATE_GATHER = _of_layer("context_state_gather", "gather", "forward", "masters")  # every rank's state
+CONTEXT_STATE_GATHER_GRAD = _of_layer("context_state_gather_grad", "gather", "backward", "masters")
+CONTEXT_STATE_SCAN = _of_layer(  # parts of groups' states, level by level
+    "context_state_scan", "scan", "forward", "masters")
+CONTEXT_STATE_SCAN_GRAD = _of_layer("context_state_scan_grad", "scan", "backward", "masters")
+TOKENS_COUNT = _of_layer(  # by which a loss is divided; over the data axis, with context
+    "tokens_count", "gather", "forward", "masters")
+ROUTE_COUNTS = _of_layer(  # rows and pairs that will come, from each partner
+    "route_counts", "all_to_all", "forward", "masters")
+ROUTE_OUT = _of_layer("route_out", "all_to_all", "forward")  # tokens, to ranks that have an expert for them
+ROUTE_OUT_GRAD = _of_layer("route_out_grad", "all_to_all", "backward")
+ROUTE_PAIRS = _of_layer(  # of each pair of a token and an expert: which row, which expert
+    "route_pairs", "all_to_all", "forward", "masters")
+ROUTE_WEIGHTS = _of_layer(  # and its weight, where experts' outputs are summed before they return
+    "route_weights", "all_to_all", "forward", "masters")
+ROUTE_WEIGHTS_GRAD = _of_layer("route_weights_grad", "all_to_all", "backward", "masters")
+ROUTE_BACK = _of_layer("route_back", "all_to_all", "forward")  # experts' outputs, or sums of them
+ROUTE_BACK_GRAD = _of_layer("route_back_grad", "all_to_all", "backward")
+EXPERT_COPIES = _of_layer(  # weights of the most loaded experts, to the ranks that compute with copies
+    "expert_copies", "all_to_all", "forward")
+EXPERT_COPIES_GRAD = _of_layer("expert_copies_grad", "all_to_all", "backward")  # and their gradients back
+EXPERTS_LOAD = _of_step(  # pairs of each expert of all layers, by which they are balanced; over data
+    "experts_load", "all_reduce")
 KEEP_STASH = Collective(  # what a unit's forward keeps for its backward, to host memory
     "keep_stash", "copy", SELF, SELF, "activations", "layer", "forward")
 KEEP_FETCH = Collective(
     "keep_fetch", "copy", SELF, SELF, "activations", "layer", "backward")
-STATE_GATHER = Collective(  # whole parameters, for a state dict; no part of a step
-    "tensor_state", "gather", SELF, WORLD, "masters", "step", None)
-ALIKE_GATHER = Collective(  # what ranks that compute one batch must have in common; no part of a step
-    "alike", "gather", SELF, WORLD, "masters", "step", None)
+STATE_GATHER = _of_step("tensor_state", "gather")  # whole parameters, for a state dict; no part of a step
+ALIKE_GATHER = _of_step(  # what ranks that compute one batch must have in common; no part of a step
+    "alike", "gather")
 TENSOR: Final = (
     LEAVE_REDUCE, ENTER_REDUCE, ENTER_GATHER, ENTER_SCATTER, LEAVE_SCATTER, LEAVE_GATHER, SPLIT_GATHER,
     JOIN_GATHER, LOSS_GATHER, SHARED_REDUCE, TENSOR_NORM,

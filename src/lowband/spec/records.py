@@ -8,6 +8,7 @@
 Stored values are base units: seconds, bytes.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -30,6 +31,22 @@ class Sent(Strict):
     collective: str
     wire: str
     bytes: int | float
+
+
+SentRow = tuple[str, str, str]  # level, collective, wire
+
+
+def by_row(sent: Iterable[Sent]) -> dict[SentRow, int | float]:
+    """The bytes of each row."""
+    return {(one.level, one.collective, one.wire): one.bytes for one in sent}
+
+
+def of_rows(counts: Mapping[SentRow, int | float]) -> tuple[Sent, ...]:
+    """What has these bytes, in the order of the rows."""
+    return tuple(
+        Sent(level=level, collective=collective, wire=wire, bytes=count)
+        for (level, collective, wire), count in counts.items()
+    )
 
 
 def mean(total: int, ranks: int) -> int | float:

@@ -7,7 +7,6 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PositiveInt,
-    PrivateAttr,
     SerializerFunctionWrapHandler,
     create_model,
     model_serializer,
@@ -18,37 +17,14 @@ from lowband.errors import UserError
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.offload import Offload
 from lowband.spec.partition import ALIGN
-from lowband.spec.step import COPIES, STEP, SYNC_REDUCE, SYNC_SWAP, UPDATE_GATHER, Collective, Place
-from lowband.spec.sync import Sync
+from lowband.spec.placement import Placement
+from lowband.spec.scheme_check import check
+from lowband.spec.step import COPIES, MEETINGS, STEP, Collective, Place
 from lowband.spec.tiers import DEVICE, DISK, HOST, TIERS, Named, Tier, apart, at
 from lowband.spec.wire import WIRE_BITS, Wire
-from lowband.spec.yaml_model import Strict
 
 # The levels inside world that named schemes use, inner to outer; other machines may call theirs otherwise.
 PACKAGE, NODE = "package", "node"
-_MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
-
-
-class Placement(Strict):
-    """The level that each state is sharded over: a level of the machine, or `self` (not sharded).
-
-    Behind it, after an @, the tier in which the shards lie, if that is not the device: of the weights, and of
-    what the optimizer has.
-    """
-
-    name: str
-    weights: str = Field(description="level of the copy used for compute; @host, @disk: its tier")
-    secondary: str | None = Field(default=None, description="level of a second copy kept for the backward")
-    grads: str = Field(description="level of the gradient accumulator")
-    optim: str = Field(description="level of fp32 master weights and Adam moments; @host, @disk: their tier")
-    sync: Sync | None = Field(
-        default=None, description="of replicas that meet seldom; none: all ranks average gradients every step"
-    )
-    offload: Offload | None = Field(
-        default=None, description="of states in another tier, which parts; none: all, updated on the host"
-    )
-    _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
-    _weights_tier: Tier = PrivateAttr(default=DEVICE)
 
 
 if TYPE_CHECKING:
@@ -81,16 +57,6 @@ class Scheme(_WithWires):
         for key, (_, tier) in placed.items():
             setattr(made, f"_{key}_tier", tier)
         return made
-
-    @property
-    def weights_tier(self) -> Tier:
-        """The tier of a rank's shards of the weights that it computes with."""
-        return self._weights_tier
-
-    @property
-    def optim_tier(self) -> Tier:
-        """The tier of the optimizer's shards: of fp32 master weights and Adam moments."""
-        return self._optim_tier
 
     @property
     def update_tier(self) -> Tier:
@@ -149,102 +115,7 @@ class Scheme(_WithWires):
 
     def check(self, levels: Levels) -> None:
         """Raises UserError, with the reason, for a placement that no order of collectives can serve."""
-        where = f"scheme '{self.name}'"
-        for key in ("weights", "grads", "optim", "secondary"):
-            level = getattr(self, key)
-            if level is not None and level not in levels.names:
-                raise UserError(f"{key}: no level '{level}'", where=where, allowed=levels.names)
-        weights, grads, optim = (levels.index(x) for x in (self.weights, self.grads, self.optim))
-        if not weights <= grads <= optim:
-            raise UserError(
-                f"weights ({self.weights}), grads ({self.grads}), optim ({self.optim}) must go from inner "
-                "to outer, so that each state's shard is a part of the one before it",
-                where=where,
-            )
-        if self.secondary is not None and levels.index(self.secondary) >= weights:
-            raise UserError(
-                f"secondary ({self.secondary}) must be inside the level of weights ({self.weights}); "
-                "at or beyond it, it would save nothing",
-                where=where,
-                allowed=levels.names[:weights],
-            )
-        self._check_tier()
-        if self.sync is None:
-            return
-        for row in _MEETINGS:
-            if row is not self.meeting and self.wire(row.name) != "native":
-                raise UserError(
-                    f"{row.name} {self.wire(row.name)}: replicas meet by {self.meeting.name}",
-                    where=where,
-                    allowed=f"{row.name} native",
-                )
-        possible = levels.names[optim:-1]
-        if not possible:
-            raise UserError(
-                "sync has no replicas: the optimizer's level is world",
-                where=where,
-                allowed="optim inside world",
-            )
-        if self.sync.beyond not in possible:
-            raise UserError(
-                f"sync.beyond ({self.sync.beyond}) must be the optimizer's level ({self.optim}) or one "
-                "between it and world",
-                where=where,
-                allowed=possible,
-            )
-        if self.sync.has_anchor:
-            return
-        hops = levels.hops(self.sync.beyond, WORLD)
-        if len(hops) > 1:
-            raise UserError(
-                f"sync.partners {self.sync.partners}: {len(hops)} levels lie between replicas "
-                f"({self.sync.beyond}) and world",
-                where=where,
-                allowed=f"sync.beyond {hops[-2].level}",
-            )
-        if self.sync.partners == "ring" and hops and hops[0].count % 2:
-            raise UserError(
-                f"sync.partners ring: {hops[0].count} replicas do not make pairs",
-                where=where,
-                allowed="an even number of replicas, or partners exponential",
-            )
-
-    def _check_tier(self) -> None:
-        where, update = f"scheme '{self.name}'", self.wire(UPDATE_GATHER.name)
-        if self.optim_tier == DEVICE:
-            if self.offload is not None:
-                what = f"offload: optim {self.optim} lies on the device"
-                raise UserError(what, where=where, allowed=f"optim {at(self.optim, HOST)}, or no offload")
-            return
-        if self.offload is not None and self.weights_tier != DEVICE:
-            raise UserError(
-                f"offload beside weights {at(self.weights, self.weights_tier)}",
-                where=where,
-                allowed=f"weights {self.weights}, or no offload",
-            )
-        if (
-            self.offload is not None
-            and self.optim_tier == DISK
-            and (self.offload.stride or self.offload.late)
-        ):
-            key = "late" if self.offload.late else f"stride {self.offload.stride}"
-            raise UserError(
-                f"offload.{key}: states on a disk are updated by the host, when their gradients are there",
-                where=where,
-                allowed=f"offload.share alone, or optim {at(self.optim, HOST)}",
-            )
-        if update != "native":
-            raise UserError(
-                f"update_gather {update}: weights come from the host in the compute dtype",
-                where=where,
-                allowed="update_gather native",
-            )
-        if self.sync is not None:
-            raise UserError(
-                f"optim {at(self.optim, self.optim_tier)}: replicas that meet seldom exchange on the device",
-                where=where,
-                allowed=f"optim {self.optim}, or no sync",
-            )
+        check(self, levels, self.wire)
 
     def on(self, inner: Sequence[str]) -> "Scheme":
         """The scheme on a machine: `package` and `node` are matched by position where it has other names.
@@ -296,17 +167,12 @@ class Scheme(_WithWires):
         """The collectives that the scheme runs."""
         if self.sync is None:
             return tuple(row for row in STEP if row.every != "sync")
-        return tuple(row for row in STEP if row is self.meeting or row not in _MEETINGS)
+        return tuple(row for row in STEP if row is self.meeting or row not in MEETINGS)
 
     @property
     def copies(self) -> tuple[Collective, ...]:
         """The rows that move the optimizer's shards between tiers."""
         return () if self.optim_tier == DEVICE else COPIES
-
-    @property
-    def meeting(self) -> Collective:
-        """The collective in which replicas meet."""
-        return SYNC_REDUCE if self.sync is None or self.sync.has_anchor else SYNC_SWAP
 
     @property
     def period(self) -> int:

@@ -102,6 +102,7 @@ STEP: tuple[Collective, ...] = (
     ANCHOR_GATHER,
     UPDATE_GATHER,
 )
+MEETINGS = (SYNC_REDUCE, SYNC_SWAP)  # a scheme with sync runs one of them
 
 # Of a state that lies in another tier than the device (spec.tiers). A scheme has no wire for them.
 STASH = Collective(  # gradients, averaged, to the optimizer's shard

@@ -107,7 +107,7 @@ def _manifest(reader: Reader, here: Logical, kept: list[str], has_optimizer: boo
     tensors, numbers = {}, dict[str, Number]()
     for name, piece in here.parameters.items():
         tensors[f"model.{name}"] = _saved(_tensor(reader, name), piece.shape, True, name, reader.folder)
-        for key, value in _states(reader, name, here, has_optimizer).items():
+        for key, value in _states(reader, name, has_optimizer).items():
             full = f"optimizer.{key}.{name}"
             if not isinstance(value, Stored):
                 tensors[full] = Saved(dtype="float32", shape=(), sharded=False)
@@ -144,7 +144,7 @@ def _tensor(reader: Reader, name: str) -> Stored:
     return found
 
 
-def _states(reader: Reader, name: str, here: Logical, has_optimizer: bool) -> dict[str, Stored | Number]:
+def _states(reader: Reader, name: str, has_optimizer: bool) -> dict[str, Stored | Number]:
     """Adam's states of a parameter; {} if it has none yet."""
     found = reader.states(name) if has_optimizer else {}
     if found and not set(STATES[:2]) <= found.keys() <= set(STATES):

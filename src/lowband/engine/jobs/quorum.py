@@ -10,23 +10,23 @@ several replicas (replicas.anchor) it is divided among all ranks.
 """
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.jobs.check import check_weights, checked, job_text
+from lowband.engine.jobs.handover import Handover
 from lowband.engine.jobs.life import Member
 from lowband.engine.jobs.link import Link
 from lowband.engine.jobs.rounds import Record, Rounds
-from lowband.engine.jobs.state import Received, State
-from lowband.engine.jobs.store import open_store, reaching
+from lowband.engine.jobs.state import State
+from lowband.engine.jobs.store import open_store
+from lowband.engine.jobs.voice import Voice
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.replicas.anchor import Anchor
 from lowband.engine.replicas.replicas import Others
@@ -37,9 +37,6 @@ from lowband.spec.step import SYNC_REDUCE
 
 MOST_REPLICAS = 2**16
 MOST_ATTEMPTS = 10  # at one exchange; each that fails may have lost a replica
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class Quorum:
@@ -112,23 +109,23 @@ class Quorum:
         sums = self._meeting.everyone(f"{steps} {self._state.sum()}")
         state = hashlib.sha256("".join(sums).encode()).hexdigest()
 
-        # Rank 0 speaks for the replica.
-        self._rounds: Rounds | None = None
+        def begin() -> tuple[Rounds, bool]:
+            rounds = Rounds(store, replica, patience_s)
+            rounds.agree("scheme, ranks, units and optimizer", job_text(engine, optimizer))
+            rounds.agree("patience_s", str(patience_s))
+            return rounds, rounds.begins(begins, state)
 
-        def begin() -> tuple[Member, bool]:
-            with reaching(store):
-                self._rounds = Rounds(store, replica, patience_s)
-                self._rounds.agree("scheme, ranks, units and optimizer", job_text(engine, optimizer))
-                self._rounds.agree("patience_s", str(patience_s))
-                return self._rounds.me, self._rounds.begins(begins, state)
-
-        self._me, begins_here = self._meeting.first("beginning", lambda _: begin())
+        self._voice = Voice(store, self._meeting)
+        self._handover = Handover(
+            self._state, store, self._meeting, self._voice, engine.device, self._rank, patience_s
+        )
+        self._me, begins_here = self._voice.begin(begin)
         until = time.monotonic() + join_s
         if begins_here:
-            self._speak("beginning", Rounds.wait_for_all, until)
+            self._voice.speak("beginning", Rounds.wait_for_all, until)
         else:
-            self._join(until)
-            self._checks_weights = False
+            self.steps, members = self._handover.join(until)
+            self._record, self._checks_weights = Record(members, []), False
         self._replicas.others = Others(self._before_step, self._exchange)
 
     store = staticmethod(open_store)
@@ -144,7 +141,7 @@ class Quorum:
         Every rank of the job must call it. A replica that has asked to join is given the state first.
         """
         self._give_state()
-        self._speak("leaving", Rounds.leave)
+        self._voice.speak("leaving", Rounds.leave)
         self._replicas.others = Others(self._has_left, self._has_left)
 
     def _has_left(self, *_: object) -> NoReturn:
@@ -168,7 +165,7 @@ class Quorum:
         record, self._record = self._record, self._record._replace(asking=[])
         if record.asking and record.members[0] == self._me:
             for number in record.asking:
-                self._give(number, record)
+                self._handover.give(number, self.steps, record)
 
     def _exchange(self, anchors: Sequence[Anchor], mix: float) -> None:
         """Exchange with the replicas that are there.
@@ -180,17 +177,17 @@ class Quorum:
         self._meeting.everyone(None)  # a replica is here when all its ranks are
         units, run = " ".join(anchor.unit.name for anchor in anchors), as_here(self._engine.device)
         for _ in range(MOST_ATTEMPTS):
-            key, record = self._speak("meeting", Rounds.assemble, units)
+            key, record = self._voice.speak("meeting", Rounds.assemble, units)
             self._check_place(record.members)
             exchange = partial(self._means, key, record, anchors, run)
-            means = self._meeting.together("exchanging", exchange, self._live)
+            means = self._meeting.together("exchanging", exchange, lambda: self._voice.add(Rounds.live))
             could = all(self._meeting.everyone(means is not None))
-            verdict = self._speak("agreeing", Rounds.vote, record, could)
+            verdict = self._voice.speak("agreeing", Rounds.vote, record, could)
             if verdict.holds:
                 break
             self._link = None
             self._check_place(verdict.others)
-            self._speak("trying again", Rounds.again, verdict)
+            self._voice.speak("trying again", Rounds.again, verdict)
         else:
             raise RuntimeError(f"{MOST_ATTEMPTS} attempts at an exchange failed: {self._failure}")
         assert means is not None  # it is nowhere, if the exchange holds
@@ -199,11 +196,7 @@ class Quorum:
         for anchor in anchors:
             anchor.finish(mix)
         self._record = record
-        self._speak("going on", Rounds.over, record)
-
-    def _live(self) -> None:
-        if self._rounds is not None:
-            self._rounds.live()
+        self._voice.speak("going on", Rounds.over, record)
 
     def _check_place(self, members: Sequence[Member]) -> None:
         if self._me not in members:
@@ -232,87 +225,3 @@ class Quorum:
             return None
         self.sent_bytes += self._link.sent_bytes - before
         return means
-
-    # ---- joining
-
-    def _join(self, until: float) -> None:
-        """Ask until another replica gives its state."""
-        while True:
-            number, round_ = self._speak("asking to join", Rounds.ask), -1
-            while True:
-                offer = self._speak("joining", Rounds.offered, number, round_, until)
-                if offer is None:
-                    break
-                round_, text = offer
-                if self._receive(number, round_, text):
-                    return
-
-    def _receive(self, number: int, round_: int, text: str) -> bool:
-        """Whether the state has come; then it is in place."""
-        offer = json.loads(text)
-
-        def receive(tick: Tick) -> tuple[Link, Received] | None:
-            try:
-                link = self._linked_for_state(number, round_, 1)
-                return link, self._state.receive(offer["state"], link, tick)
-            except RuntimeError:
-                return None
-
-        received = self._meeting.together("receiving the state", receive)
-        if not all(self._meeting.everyone(received is not None)):
-            return False
-        assert received is not None
-        link, state = received
-        self._state.put(state)
-        self.steps = offer["steps"]
-        members = [Member(*member) for member in offer["members"]]
-        self._record = Record(members, [])
-        self._speak("following", Rounds.follow, round_, members, offer["asking"])
-        with suppress(RuntimeError):  # then it is not expected, and joins once more
-            link.send(torch.ones(1))
-        return True
-
-    def _give(self, number: int, record: Record) -> None:
-        try:
-            state = self._meeting.agree(lambda: self._state.content(self.steps))
-        except UserError:  # of this replica, which goes on
-            self._speak("giving", Rounds.given, number, False)
-            return
-        run = as_here(self._engine.device)
-        offer = {"state": state, "steps": self.steps, "members": record.members, "asking": record.asking}
-        round_ = self._speak("giving", Rounds.offer, number, json.dumps(offer))
-
-        def give(tick: Tick) -> bool:
-            def sent() -> None:
-                tick()
-                if self._rounds is not None:
-                    self._rounds.gives(number)
-
-            try:
-                link = self._linked_for_state(number, round_, 0)
-                with run():
-                    self._state.send(state, link, sent)
-                link.receive(torch.empty(1))
-            except RuntimeError:
-                return False
-            return True
-
-        could = self._meeting.together("giving the state", give)
-        is_whole = all(self._meeting.everyone(could))
-        self._speak("giving", Rounds.given, number, is_whole)
-
-    def _linked_for_state(self, number: int, round_: int, place: int) -> Link:
-        """Half the patience for the other one to come, because all others wait meanwhile."""
-        name = f"state/{number}/{round_}/{self._rank}"
-        return Link(self._store, name, place, 2, self._patience_s, come_s=self._patience_s / 2)
-
-    def _speak(self, what: str, say: Callable[Concatenate[Rounds, P], T], *said: P.args, **_: P.kwargs) -> T:
-        """What rank 0 is answered at the store, on every rank."""
-
-        def speak(tick: Tick) -> T:
-            assert self._rounds is not None
-            self._rounds.tick = tick
-            with reaching(self._store):
-                return say(self._rounds, *said, **_)
-
-        return self._meeting.first(what, speak)

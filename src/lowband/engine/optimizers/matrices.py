@@ -255,13 +255,10 @@ class _Share:
             dist.all_to_all(received, sent, group=bound.group)
         for rank, tensor in zip(self._ranks, sent, strict=True):
             if rank != self.unit.rank:
-                self._count(rank, name, tensor.nbytes)
+                level = self.unit.levels.common(rank, self.unit.rank)
+                self.unit.collectives.ledger.add(level, name, "fp32", tensor.nbytes)
         for tensor in (*sent, *received):
             call.release(tensor)
-
-    def _count(self, rank: int, name: str, sent_bytes: int) -> None:
-        level = self.unit.levels.common(rank, self.unit.rank)
-        self.unit.collectives.ledger.add(level, name, "fp32", sent_bytes)
 
 
 def _checksum(bits: torch.Tensor) -> list[int]:

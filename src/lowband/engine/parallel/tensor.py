@@ -50,7 +50,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     rules = _rules(module, plan)
     ways = _ways(module, rules, sequence_parallel)
     _check(module, rules, len(axis.ranks))
-    _check_ways(module, ways, sequence_parallel)
+    _check_ways(module, ways)
     if len(axis.ranks) == 1:
         return module
     mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
@@ -157,7 +157,7 @@ def _way(parameter: nn.Parameter, rule: Rule | None, sequence_parallel: bool) ->
     return PARTIAL if isinstance(rule, Row | Tokens) else SAME
 
 
-def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]], sequence_parallel: bool) -> None:
+def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]]) -> None:
     for name, parameter in module.named_parameters():
         if UNNAMED in ways[parameter]:
             raise UserError(

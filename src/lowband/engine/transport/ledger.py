@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from lowband.spec.records import Sent
+from lowband.spec.records import Sent, SentRow, of_rows
 
 
 class Ledger:
@@ -14,7 +14,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.not_counted: set[str] = set()
-        self._bytes: Counter[tuple[str, str, str]] = Counter()
+        self._bytes: Counter[SentRow] = Counter()
         self._lock = threading.Lock()  # several lanes count
 
     def add(self, level: str, collective: str, wire: str, sent_bytes: int) -> None:
@@ -35,7 +35,4 @@ class Ledger:
         return taken
 
     def _counts(self) -> list[Sent]:
-        return [
-            Sent(level=level, collective=collective, wire=wire, bytes=count)
-            for (level, collective, wire), count in sorted(self._bytes.items())
-        ]
+        return list(of_rows(dict(sorted(self._bytes.items()))))

@@ -96,7 +96,10 @@ def note(claim: Claim) -> str:
 
 def tried(claims: pd.DataFrame) -> pd.DataFrame:
     """The claims that were tried, as text; the index is that of `claims`."""
-    rows = claims[is_tried(claims)]
+    return _as_text(claims[is_tried(claims)])
+
+
+def _as_text(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "verdict": rows["verdict"], "claim": rows["short"], "about": rows["paper_element"],
@@ -108,13 +111,8 @@ def tried(claims: pd.DataFrame) -> pd.DataFrame:
 
 def headlines(claims: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """The claims with these ids under other names, as text."""
-    rows = claims.set_index("id").loc[list(names)]
-    return pd.DataFrame(
-        {
-            "verdict": rows["verdict"], "claim": names.values(), "reported": _each(reported, rows),
-            "ours": _each(ours, rows), "must be": _each(must_be, rows),
-        }
-    )  # fmt: skip
+    shown = _as_text(claims.set_index("id").loc[list(names)]).assign(claim=list(names.values()))
+    return shown[["verdict", "claim", "reported", "ours", "must be"]]
 
 
 def _each(text: Callable[[Claim], str], claims: pd.DataFrame) -> list[str]:

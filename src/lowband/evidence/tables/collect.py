@@ -31,7 +31,7 @@ from lowband.evidence.validation.scale_model import box_step_s
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import writing_whole
 from lowband.spec.mesh import SELF, WORLD
-from lowband.spec.records import CONTROL, Environment, Outcome
+from lowband.spec.records import CONTROL, Environment, Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.step_columns import NO_STEPS, Columns, floats, read_columns
@@ -219,7 +219,7 @@ def _bytes(spec: RunSpec, outcome: Outcome, closed: Counter[tuple[str, str, str]
     Bytes are those of the last step, a steady one: the first gathers no updated weights. Where replicas meet
     seldom, they are the mean over the last period.
     """
-    counted = Counter({(sent.level, sent.collective, sent.wire): sent.bytes for sent in outcome.sent})
+    counted = Counter(by_row(outcome.sent))
     found = sorted({*counted, *closed})
     collectives = sorted({(collective, wire) for level, collective, wire in found if level not in TIERS})
     levels = [hop.level for hop in spec.job_levels.hops(SELF, WORLD)]

@@ -19,7 +19,7 @@ from typing import get_args
 
 from lowband.errors import UserError
 from lowband.predict.context_ways import in_ways
-from lowband.predict.workload import mesh_of
+from lowband.predict.given import mesh_of
 from lowband.spec.axes import Ways, to_experts
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
