@@ -9,7 +9,8 @@
 So bits, bytes and the most memory are those of a step that waits. Whoever reads or changes weights, states or
 gradients before that forward waits for all of the update; so do another step of the same units and the end
 of the process. An update that fails is an error of the next of these; a write that fails is one of the next
-step, which has not begun then. The first step of a shard, which makes states, is waited for.
+step, which has not begun then. What others may look at is waited for: the first step of a
+shard, which makes states, and steps that change their optimizer's options.
 
 See also units.late, [Note: own counter].
 """
@@ -75,7 +76,8 @@ class Behind:
             disk.update = self
         _begun_in = os.getpid()
         self._running = begin(_thread, self._run)
-        if makes_states or not all(disk.overlaps for disk in self.disks):
+        is_counting = self._optimizer in _counting
+        if makes_states or is_counting or not all(disk.overlaps for disk in self.disks):
             self.finish()
 
     def await_weights(self, of: OnDisk) -> None:
@@ -95,7 +97,8 @@ class Behind:
             for shard, each in self._values[disk].items():
                 if state := self._copy.state.get(each):
                     disk.keep(self._optimizer, shard, state)
-        self._copy.give_back_options()
+        if self._copy.give_back_options():
+            _counting.add(self._optimizer)
         if self._error is not None and is_new(self._error):
             raise self._error
 
@@ -144,6 +147,7 @@ def before_backward(disks: Sequence[OnDisk], is_last: bool) -> None:
                 _ahead.add(disk)
 
 
+_counting: WeakSet[Optimizer] = WeakSet()  # whose options change with each step: others may look at them
 _ahead: WeakSet[OnDisk] = WeakSet()  # those read ahead since the last step
 _thread = ThreadPoolExecutor(1, thread_name_prefix="lowband-behind")
 _begun_in = 0  # the process that has begun updates: one that is forked from it has no thread

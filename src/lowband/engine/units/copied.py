@@ -56,11 +56,15 @@ class CopiedOptimizer:
             part if part["params"] else last for part, last in zip(parts, self._after, strict=True)
         ]
 
-    def give_back_options(self) -> None:
-        """Let the optimizer have what became of its options."""
+    def give_back_options(self) -> bool:
+        """Let the optimizer have what became of its options. Returns whether a step changes some."""
+        has_changed = False
         for group, before, after in zip(self._groups, self._before, self._after, strict=True):
             changed = {k: v for k, v in after.items() if k not in before or v is not before[k]}
-            group.update({k: v for k, v in changed.items() if k != "params"})
+            changed.pop("params", None)
+            group.update(changed)
+            has_changed |= bool(changed)
+        return has_changed
 
 
 def check_states(optimizer: Optimizer, called: str) -> None:
