@@ -200,7 +200,8 @@ class OnDisk:
 
     def note_growth(self, noted: int) -> None:
         """Count what an optimizer has made in a step. noted: see `note_step`"""
-        self._note_bytes(STASH, sum(self._sizes) - noted)
+        if grown := sum(self._sizes) - noted:
+            self._note_bytes(STASH, grown)
 
     def read(self) -> None:
         """Begin to fill the tensors."""
