@@ -60,9 +60,9 @@ def damaged(tmp: str, model, optimizer) -> list[str]:
         byte = file.read(1)[0]
         file.seek(5000)
         file.write(bytes([byte ^ 1]))
-    found = [answer(lambda: step(model, optimizer, 4, 1, 0.05))]
+    step(model, optimizer, 4, 1, 0.05)
+    found = [answer(lambda: wait_for(model))]
     os.truncate(one, 5000)
-    wait_for(model)
     return [*found, answer(lambda: lowband.full_state_dict(model))]
 
 

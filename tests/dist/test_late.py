@@ -273,7 +273,7 @@ optimizer.step()
 def test_a_process_whose_last_update_failed_ends_with_its_error(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", FAILS, str(tmp_path)], capture_output=True, text=True)
     assert ended.returncode == 1
-    assert "lowband: the last step's late update failed: " in ended.stderr
+    assert "lowband: the last step's update failed: " in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@
     optim@host, optim@disk    the same in another tier than the device (spec.tiers). Then there are, too,
     grads@host                4 N / |optim| averaged gradients; those at the grads level stay on the device
     buffers@host              a unit's new weights, b_c N / |optim|; of a disk the states of two units, of
-                              which one is updated while the other is read or written
+                              which one is updated while the other is read or written, or which are read in
+                              a backward, before their step
     weights@host              b_c N / |optim| with a disk: new weights, until they are fetched
                Of units that are updated on the device gradients stay on it, and so do, beside their copies of
                the weights, b_c N / |optim| new ones where these are over another level than weights. Their

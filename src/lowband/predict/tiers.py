@@ -1,14 +1,17 @@
 """Seconds and bytes of what lies beyond the device: in the host's memory, or on a disk (cost/tiers.py).
 
 In a step the gradients of the optimizer's shard go to the host behind the last backward, the host updates
-while the device waits, and new weights come back behind the next forward, each on a lane of its own; those
-of states that come to the device for their update stay there:
+while the device waits, but of states on a disk, and new weights come back behind the next forward, each on a
+lane of its own; those of states that come to the device for their update stay there:
 
     stash     join(B, s) - B     s: gradients in the reduce dtype, B: the step's backwards
-    update    what the host takes; on a disk join(update, 12 bytes a parameter read, 12 written)
+    update    what the host takes
     fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
 
-An update that is late hides behind F + B: join(F + B, update) - F - B.
+An update that is late hides behind F + B: join(F + B, update) - F - B. One of states on a disk takes, as 12
+bytes a parameter are read and 12 written beside it, join(update, read + written). In our engine it hides
+behind the first of m passes, the next step's: join(F / m, that) - F / m. What hides behind backwards, two
+units' reads and two units' writes, is left out.
 
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
 backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
@@ -30,6 +33,7 @@ from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import Bound
+from lowband.spec.stack import OURS
 from lowband.spec.wire import DTYPE_BYTES
 
 GIB = 2**30
@@ -71,6 +75,9 @@ def tier_waits(
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
             update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
+            if job.stack.name == OURS.name:
+                first = forwards_s / job.passes
+                update = join(first, update, overlap) - first
     if beyond.weights is not None:
         at = way(job, beyond.weights, case)
         one = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype] / (GIGA * at.fetch)

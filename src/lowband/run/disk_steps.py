@@ -1,9 +1,10 @@
 """How much of a disk's traffic a step hides: steps with states on a disk beside their parts alone, in turns.
 
 One rank of one thread, as ranks of a CPU are. What a step computes is timed with the states in host memory,
-and the traffic as the same files read and written in the same order, without computing. Only the update
-can hide traffic, and the next forward one unit's write: the optimizer's step begins when the norm of all
-gradients is known, and ends before the next forward.
+and the traffic as the same files read and written in the same order, without computing. An optimizer's step
+begins when the norm of all gradients is known and ends in the next forward (units.behind), which is timed
+with it: from the end of one call of `step()` to that of another. So the forward can hide traffic, and the
+backward the reads of two units and the writes of two.
 """
 
 import time
@@ -31,7 +32,7 @@ TIME_LIMIT_S = 1800
 
 
 class Step(NamedTuple):
-    """Means over steps in a row, of which the last ends with its last write.
+    """Means over steps in a row, behind one whose update ends in the first of them.
 
     compute_s:   of a step with the states in host memory
     update_s:    the part of it in the optimizer
@@ -129,18 +130,25 @@ class _Trained:
 
     def timed(self, step: Callable[[], float]) -> _Times:
         """Means over IN_A_ROW."""
+        step()
         self._lanes.take_times()
         begun = time.perf_counter()
         update_s = sum(step() for _ in range(IN_A_ROW))
+        all_s = time.perf_counter() - begun
+        exposed_s = self._lanes.take_times().exposed_s
+        self.end()
+        return _Times(all_s / IN_A_ROW, update_s / IN_A_ROW, exposed_s / IN_A_ROW)
+
+    def end(self) -> None:
+        """Wait for what runs behind the last step."""
         for disk, _ in self._disks:
             disk.wait()
-        all_s = time.perf_counter() - begun
-        return _Times(all_s / IN_A_ROW, update_s / IN_A_ROW, self._lanes.take_times().exposed_s / IN_A_ROW)
 
 
 def _in_turns(folder: Path, tokens: int) -> _Found:
     in_memory, on_disk = _Trained(HOST, None, tokens), _Trained(DISK, folder, tokens)
     on_disk.train()  # from now on the files have what the optimizer keeps, too
+    on_disk.end()
     on_disk.ledger.take()
     on_disk.train()
     sent = {(one.level, one.collective): one.bytes for one in on_disk.ledger.take()}

@@ -78,6 +78,8 @@ class Lowband(Trainer):
         return super().accumulate(passes, batch_of)
 
     def finish(self) -> None:
+        for disk, _ in self._engine.on_disk():
+            disk.finish_update()
         if self.replicas is None:
             return
         sync = self.replicas.sync

@@ -16,6 +16,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.passes.backward import Backward
 from lowband.engine.passes.forward_pass import MicroBatches
 from lowband.engine.transport.axis import Axis
+from lowband.engine.units.behind import before_backward
 from lowband.engine.units.bucket import collect
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
@@ -64,6 +65,8 @@ class Passes:
 
     def begin_backward(self) -> None:
         """Begin one whose end the caller calls."""
+        disks = [unit.held.disk for unit in self.units if unit.requires_grad and unit.held.disk is not None]
+        before_backward([disk for disk in disks if disk.is_behind], is_last=self._at_boundary())
         self.backward.begin(self._backward_order())
 
     def _backward_order(self) -> list[Unit]:

@@ -45,8 +45,11 @@ class LaneTimes(NamedTuple):
 class Handle(Protocol):
     """A collective that has been submitted."""
 
-    def wait(self) -> None:
-        """Return when the caller may use the results. Raises the collective's error."""
+    def wait(self, is_exposed: bool = True) -> None:
+        """Return when the caller may use the results. Raises the collective's error.
+
+        is_exposed: whether the time counts as one in which a caller has waited
+        """
 
 
 class Lanes:
@@ -155,10 +158,11 @@ class _Waiting:
     def __init__(self, lanes: Lanes, future: Future[None]) -> None:
         self._lanes, self._future = lanes, future
 
-    def wait(self) -> None:
+    def wait(self, is_exposed: bool = True) -> None:
         start = time.perf_counter()
         self._future.result()
-        self._lanes._count_exposed(time.perf_counter() - start)
+        if is_exposed:
+            self._lanes._count_exposed(time.perf_counter() - start)
 
 
 class InlineLanes(Lanes):
@@ -257,9 +261,9 @@ class _OnStream:
     def __init__(self, lanes: StreamLanes, done: torch.cuda.Event, held: list[torch.Tensor | None]) -> None:
         self._lanes, self._done, self._held = lanes, done, held
 
-    def wait(self) -> None:
+    def wait(self, is_exposed: bool = True) -> None:
         here = torch.cuda.current_stream(self._lanes._device)
-        if self._lanes._is_timed:
+        if self._lanes._is_timed and is_exposed:
             reached = torch.cuda.Event(enable_timing=True)
             reached.record(here)
             self._lanes._waits.append((reached, self._done, self._lanes._is_exchanging))

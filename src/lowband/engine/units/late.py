@@ -11,18 +11,14 @@ A step that is left out, as one with a NaN, begins none and waits for none. Whoe
 then the next forward has all updates: so training goes on from a checkpoint as it would have without an end.
 
 [Note: own counter] The thread's tensors are views with version counters of their own, or a forward and its
-backward would see the weights change (units.changes). Options that are tensors, as a learning rate may be,
-are copied, or a scheduler would change those of an update that is on its way; its gradients wait for it
-(units.shard_grad).
+backward would see the weights change (units.changes). The update has the options of its step
+(units.copied), and its gradients wait for it (units.shard_grad).
 """
 
-import atexit
-import os
-import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +26,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.transport.meter import MemoryMeter
-from lowband.engine.units.absent import Lies, StateOnDisk
+from lowband.engine.units.absent import Lies
+from lowband.engine.units.copied import CopiedOptimizer, begin, is_new, plain
 from lowband.engine.units.on_disk import OnDisk
 from lowband.errors import UserError
 from lowband.spec.tiers import HOST, Tier, at
@@ -45,18 +42,20 @@ class Late(OnDisk):
 
     tier: ClassVar[Tier] = HOST
     place: ClassVar[str] = "being updated"
+    is_behind: ClassVar[bool] = False
     called: ClassVar[str] = "late updates"
 
     def __init__(self, master: torch.Tensor, rounded: torch.Tensor, meter: MemoryMeter) -> None:
         """master: 1D, fp32, host memory"""
         self.rounded, self._master, self.meter = rounded, master, meter
-        self.update: _Update | None = None  # that is on its way
+        self.update: _Update | None = None
         self._is_open = False
 
     def wait(self) -> None:
-        """Wait for the update that is on its way. Raises its error."""
-        if self.update is not None:
-            self.update.finish()
+        self.finish_update()
+
+    def await_weights(self) -> None:
+        """The next forward's are there."""
 
     @property
     def is_readable(self) -> bool:
@@ -85,16 +84,6 @@ class Late(OnDisk):
     def show(self) -> None:
         """Have the next forward compute with the newest weights."""
         self.rounded.copy_(self._master.detach())
-
-    def keep(self, optimizer: Optimizer, shard: nn.Parameter, state: Mapping[str, Any]) -> None:
-        """Let this be the optimizer's state of a shard; from now on its values say when they change."""
-        of = optimizer.state[shard]
-        for key, value in state.items():
-            is_of_elements = isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel()
-            name = shard.shard_of.name  # type: ignore[attr-defined]
-            of[key] = (
-                StateOnDisk.of(_plain(value), Lies(self, f"{key} of {name}")) if is_of_elements else value
-            )
 
     def frees_gradients(self) -> None:
         self.wait()
@@ -133,7 +122,7 @@ class _Update:
         values = torch.empty(0, dtype=shard.dtype)  # see [Note: own counter]
         values.set_(shard.untyped_storage(), shard.storage_offset(), shard.shape)  # type: ignore[call-overload]
         assert shard.grad is not None
-        values.grad = _plain(shard.grad)
+        values.grad = plain(shard.grad)
         shard.grad.on_disk = Lies(late, shard.shard_of.name)  # type: ignore[attr-defined]
         self._shards.append((late, shard, values))
         self._held += shard.grad.nbytes
@@ -149,21 +138,11 @@ class _Update:
         if not self._shards:
             return
         of = {shard: values for _, shard, values in self._shards}
-        state = {of[shard]: {k: _plain(v) for k, v in held.items()}
-                 for shard, held in self._optimizer.state.items() if shard in of}  # fmt: skip
-        groups = [{**{key: _copied(option) for key, option in group.items()},
-                   "params": [of[p] for p in group["params"] if p in of]}
-                  for group in self._optimizer.param_groups]  # fmt: skip
-        # The optimizer itself, but for what it updates.
-        self._copy = object.__new__(type(self._optimizer))
-        self._copy.__dict__ |= {**self._optimizer.__dict__, "state": defaultdict(dict, state)}
-        self._copy.param_groups = [group for group in groups if group["params"]]
-        self._places = [place for place, group in enumerate(groups) if group["params"]]
-        self._before = [dict(group) for group in self._copy.param_groups]
+        self._copy = CopiedOptimizer(self._optimizer, self._step, of, Late.called)
         for late in {late for late, _, _ in self._shards}:
             late.update = self
         self._shards[0][0].meter.add(at("grads", HOST), self._held)
-        self._running = _thread.submit(_run, self._step, self._copy, torch.get_num_threads())
+        self._running = begin(_thread, partial(self._copy.step, list(of.values())))
 
     def finish(self) -> None:
         """Wait for it, and let the optimizer have what became of its states. Raises its error."""
@@ -173,15 +152,13 @@ class _Update:
         try:
             self._running.result()
         except BaseException as error:
-            _unraised.remove(error)
+            is_new(error)
             raise
         finally:
             self._shards[0][0].meter.release(at("grads", HOST), self._held)
         for late, shard, values in self._shards:
             late.keep(self._optimizer, shard, self._copy.state[values])
-        for place, before, after in zip(self._places, self._before, self._copy.param_groups, strict=True):
-            changed = {k: v for k, v in after.items() if k != "params" and v is not before[k]}
-            self._optimizer.param_groups[place].update(changed)
+        self._copy.give_back_options()
 
 
 def step_late(
@@ -201,32 +178,4 @@ def step_late(
     update.begin()
 
 
-def _run(step: Callable[[Optimizer], Any], optimizer: Optimizer, threads: int) -> None:
-    torch.set_num_threads(threads)  # a new thread would start with the library's default
-    try:
-        step(optimizer)
-    except BaseException as error:
-        _unraised.append(error)
-        raise
-
-
-def _plain(value: Any) -> Any:
-    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
-
-
-def _copied(option: Any) -> Any:
-    return option.clone() if isinstance(option, torch.Tensor) else option
-
-
 _thread = ThreadPoolExecutor(1, thread_name_prefix="lowband-late")
-_unraised: list[BaseException] = []  # errors of updates that nobody has waited for yet
-
-
-@atexit.register  # behind the end of threads
-def _end_with_unraised_failure() -> None:
-    """Fail a process that ends while its last update has failed."""
-    if _unraised:
-        sys.stdout.flush()
-        sys.stderr.write(f"lowband: the last step's late update failed: {_unraised[0]}\n")
-        sys.stderr.flush()
-        os._exit(1)

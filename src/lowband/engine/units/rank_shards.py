@@ -103,7 +103,7 @@ class RankShards:
             self.beyond.settle()
         self.disk: OnDisk | None = None
         if scheme.is_moved:
-            self.disk = self._to_and_fro(unit)
+            self.disk = self._to_and_fro()
         elif scheme.is_late:
             self.disk = Late(self.master, self._rounded(), collectives.meter)
         elif tier == DISK:
@@ -114,13 +114,13 @@ class RankShards:
             for shard in self.parameters:
                 shard.on_disk = Lies(self.disk, shard.shard_of.name)
 
-    def _to_and_fro(self, unit: str) -> OnDisk:
+    def _to_and_fro(self) -> OnDisk:
         """Have the host keep the states, from now on."""
         new = self.weights
         assert new is not None
         if self._levels.hops(self._scheme.weights, self._scheme.optim):
             new = self._zeros("weights", self._scheme.optim, new.dtype, new.device)
-        return ToAndFro(unit, self.master, new, HostStates(), self._collectives)
+        return ToAndFro(self.master, new, HostStates(), self._collectives)
 
     def _on_disk(self, unit: str) -> OnDisk:
         """Have the disk keep the states, from now on."""
@@ -132,7 +132,7 @@ class RankShards:
                 allowed="lowband.shard(..., disk=folder)",
             )
         states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        return OnDisk(unit, self.master, self._rounded(), disk.file(unit, states), self._collectives)
+        return OnDisk(self.master, self._rounded(), disk.file(unit, states), self._collectives)
 
     def _rounded(self) -> torch.Tensor:
         """Host memory for new weights in the compute dtype."""
@@ -250,7 +250,10 @@ class RankShards:
         """Fetch the master weights to the device and gather them from the optimizer's level to the weights'
         level."""
         scheme, collectives = self._scheme, self._collectives
-        new = self.master if self.disk is None else self.disk.rounded
+        new = self.master
+        if self.disk is not None:
+            self.disk.await_weights()
+            new = self.disk.rounded
         is_fetched = scheme.update_tier != DEVICE
         if is_fetched:
             new = yield from fetch(call, new, weights.dtype, collectives.device)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lowband.engine.units.behind import Behind
 from lowband.engine.units.changes import Changes, Watcher, changes_of
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
 from lowband.engine.units.late import Late, step_late
@@ -208,8 +209,22 @@ def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> N
     by_unit = _by_unit(optimizer)
     shards_of = {unit.disk: mine for unit, mine in by_unit.items() if unit.disk is not None}
     late = {disk: mine for disk, mine in shards_of.items() if isinstance(disk, Late)}
+    sums = type(optimizer).__module__.startswith("lowband.")  # over ranks
     if not late:
-        step_in_turns(optimizer, step, shards_of)
+        behind = {disk: mine for disk, mine in shards_of.items() if disk.is_behind and not sums}
+        rest = {disk: mine for disk, mine in shards_of.items() if disk not in behind}
+        if not behind:
+            step_in_turns(optimizer, step, rest)
+            return
+        _before_step(optimizer, (optimizer,), {})
+        update = Behind(optimizer, step, behind)
+        for changes in by_unit:
+            if changes.disk in update.disks:
+                changes.count_step()
+        apart = [shard for mine in behind.values() for shard in mine]
+        if len(apart) < sum(len(group["params"]) for group in optimizer.param_groups):
+            step_in_turns(optimizer, step, rest, apart)
+        update.begin()
         return
     if sum(map(len, late.values())) < sum(len(group["params"]) for group in optimizer.param_groups):
         raise UserError(
@@ -217,7 +232,7 @@ def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> N
             where=type(optimizer).__name__,
             allowed="an optimizer for each",
         )
-    if type(optimizer).__module__.startswith("lowband."):
+    if sums:
         raise UserError(
             "sums over ranks, which takes shards, and no update behind a forward",
             where=f"{type(optimizer).__name__} of {Late.called}",

@@ -44,3 +44,4 @@ class ToAndFro(OnDisk):
     used_in: ClassVar[Tier] = DEVICE
     place: ClassVar[str] = "in host memory"
     called: ClassVar[str] = "states that come to the device"
+    is_behind: ClassVar[bool] = False

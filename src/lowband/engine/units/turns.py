@@ -1,4 +1,5 @@
-"""An optimizer's step, unit by unit, where states are elsewhere between steps.
+"""An optimizer's step, unit by unit, where states are elsewhere between steps and it does not end behind
+(units.behind): those that come to the device, or an optimizer that sums over ranks.
 
 The next unit's are read, and those of the one before written, while one is updated, and so is a part of what
 has its memory all the time. The last write runs on behind the next forward, whose weights were rounded and
@@ -8,25 +9,31 @@ kept before it.
 of before the step, and what became of them is kept once, at its end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from lowband.engine.units.copied import check_states
 from lowband.engine.units.on_disk import OnDisk
 from lowband.errors import UserError
 
 
 def step_in_turns(
-    optimizer: Optimizer, step: Callable[[Optimizer], Any], shards_of: Mapping[OnDisk, Sequence[nn.Parameter]]
+    optimizer: Optimizer,
+    step: Callable[[Optimizer], Any],
+    shards_of: Mapping[OnDisk, Sequence[nn.Parameter]],
+    but: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Step the shards of each, and what else the optimizer has, by the class's step."""
-    called = next(iter(shards_of)).called
+    """Step the shards of each, and what else the optimizer has, by the class's step.
+
+    but: what is stepped elsewhere
+    """
+    called = next((disk.called for disk in shards_of), OnDisk.called)
     groups, options = optimizer.param_groups, dict[int, dict[str, Any]]()  # by place of the group, after it
     moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
-    apart = {id(p) for mine in shards_of.values() for p in mine}
+    apart = {id(p) for mine in (but, *shards_of.values()) for p in mine}
     others = [p for group in groups for p in group["params"] if id(p) not in apart]
     units = list(moving.items())
     for disk in shards_of:  # a write of the last step may have failed: nothing of this one is done yet
@@ -66,12 +73,7 @@ def _step_some(
     parts = [{**group, "params": [p for p in group["params"] if id(p) in wanted]} for group in groups]
     optimizer.param_groups = [part for part in parts if part["params"]]
     step(optimizer)
-    if shared := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
-        raise UserError(
-            f"its state {shared[0]!r} is of no parameter, and changes with each unit",
-            where=f"{type(optimizer).__name__} of {called}",
-            allowed="states of parameters",
-        )
+    check_states(optimizer, called)
     return {
         place: {key: value for key, value in part.items() if key != "params"}
         for place, part in enumerate(parts)
