@@ -13,12 +13,13 @@ from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.tables.points import COLUMNS as OPTIONS
 from lowband.spec.axes import shown
 from lowband.spec.run import RunSpec
+from tests import named_commits
 from tests.campaign.measuring import Measurement
 from tests.campaign_rows import Row, read, write
 from tests.named_commits import ancestors, git
 
 REFERENCE = Path("results/reference")
-CAMPAIGN = REFERENCE / "campaign.csv"
+CAMPAIGN = REFERENCE / named_commits.CAMPAIGN
 COLUMNS = ("part", "commit", "begun", "seconds", "load_before", "processor", "boot_id", "host")
 
 
