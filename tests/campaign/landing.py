@@ -130,7 +130,7 @@ def put(root: Path, commit: str, made: Measurement) -> str:
 @contextmanager
 def _whole(root: Path) -> Iterator[None]:
     """Inside, an order to end waits. What raises leaves the shipped files as they were committed."""
-    orders = {signal.SIGINT, signal.SIGTERM}
+    orders = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, orders)
     try:
         yield

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ class Measurement:
 
             words = [word.format(out=self.out) for word in step.command]
             seconds = whole and whole * (step.rows or 1) / all_rows
-            name = " ".join(step.command[:-2])
+            name = " ".join(takewhile(lambda word: word not in ("--work", "--out"), step.command))
             yield Job(name, words, step.goes_on, has_ended, seconds, None if step.rows else mark)
 
     def state(self) -> dict[str, Any]:
