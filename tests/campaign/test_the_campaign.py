@@ -56,7 +56,7 @@ else:
 CASES = (
     STOP
     + """
-out, first = pathlib.Path(sys.argv[2]), int(sys.argv[1])
+out, first = pathlib.Path(sys.argv[3]), int(sys.argv[1])
 now(f"case {first}")
 with (out / "cases.csv").open("a") as file:
     if not file.tell(): print("seed,seconds,wrong,commit", file=file)
@@ -71,7 +71,7 @@ SHIPPED = {
     "cases/cases.csv": "seed,seconds,wrong,commit\n0,3600,,old\n",
     "cases/env.json": "{...}",
 }
-STEPS = tuple(Step(("cases", str(i), "{out}"), "cases.csv", 1, range(i, i + 1)) for i in (0, 1))
+STEPS = tuple(Step(("cases", str(i), "--out", "{out}"), "cases.csv", 1, range(i, i + 1)) for i in (0, 1))
 FAKE = {
     "one": Part("box", True, ("one",), left_out=("step_time_s",)),
     "cases": Part("cases", False, steps=STEPS, table="cases.csv", is_wrong=lambda row: bool(row["wrong"])),
@@ -182,7 +182,7 @@ def test_what_has_no_time_left_is_cut(
         monkeypatch.setattr(f"tests.campaign.{module}.time", SimpleNamespace(monotonic=lambda: 0.0))
     parts = {"cases": FAKE["cases"]._replace(steps=STEPS[:1])}
     assert begin(root, "--minutes", "0.001", parts=parts) == 1
-    assert "cases: cases: cut: it goes on when it is begun again" in capsys.readouterr().out
+    assert "cases: cases 0: cut: it goes on when it is begun again" in capsys.readouterr().out
     assert not (root / CAMPAIGN).exists()
 
 
