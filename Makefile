@@ -2,6 +2,8 @@
 # make test        set up, run the tests
 # make test-all    as test, with the cases that it leaves out, 1,300 random programs, 200 faults and fuzzing: hours;
 #                  goes on where it was cut (build/all)
+# make campaign    the shipped measurements of this machine again, at one commit: hours, in as many parts as one likes;
+#                  each part that ended is committed (docs/testing.md); OPTIONS=--list says what is left
 # make figures     redraw every table, figure and claim, and the page, from the shipped measurements; no torch
 # make smoke       as reproduce, on nine small runs (what it costs: docs/benchmarks.md)
 # make faults      200 faults of all kinds in real runs: build/faults (docs/reliability.md); faults of disks and
@@ -36,7 +38,7 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --rerun-trigge
 # What pip did not compile (.ci/run) Python compiles once, and keeps: some hundred interpreters import it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install reproduce figures smoke test test-all faults gpu check dist lock site format clean box box-deps page-deps
+.PHONY: install reproduce figures smoke test test-all campaign faults gpu check dist lock site format clean box box-deps page-deps
 
 install: $(VENV)/.installed
 
@@ -82,6 +84,9 @@ test: install
 
 test-all: install
 	$(BIN)/python -m tests.all --out build/all
+
+campaign: install
+	$(BIN)/python -m tests.campaign $(OPTIONS)
 
 faults: install
 	$(BIN)/python -m tests.faults --cases 200 --out build/faults

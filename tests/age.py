@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from functools import cache
 
-from tests.named_commits import REFERENCE, TABLE, ancestors, found_in, git, no_history, of_file
+from tests.named_commits import CAMPAIGN, REFERENCE, TABLE, ancestors, found_in, git, no_history, of_file
 
 _ENGINE, _PACKAGE = "src/lowband/engine", "src/lowband"
 _EVIDENCE = "src/lowband/evidence"
@@ -76,7 +76,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 def measured_part(name: str) -> tuple[str, ...]:
     """Folders and files of the package that a table's rows measured. name: below results/reference"""
-    if name == TABLE:
+    if name in (TABLE, CAMPAIGN):
         return (_PACKAGE,)
     return MEASURED[max((prefix for prefix in MEASURED if name.startswith(prefix)), key=len)]
 
@@ -111,7 +111,7 @@ def main() -> int:
     rows: dict[tuple[str, tuple[str, ...]], Counter[str]] = {}
     for path in sorted(REFERENCE.rglob("*.csv")):
         name = path.relative_to(REFERENCE).as_posix()
-        if name != TABLE:
+        if name not in (TABLE, CAMPAIGN):
             folder = path.parent.relative_to(REFERENCE).as_posix()
             rows.setdefault((folder, measured_part(name)), Counter()).update(of_file(path))
     for (folder, parts), commits in rows.items():

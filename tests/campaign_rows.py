@@ -50,11 +50,14 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """The whole table or nothing: a campaign may be cut at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    unfinished.replace(path)
 
 
 def write_environment(out: Path, links: str = "") -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 TABLE = "commits.csv"  # file, commit, how, why: of files that name no commit, nor does a file beside them
+CAMPAIGN = "campaign.csv"  # which part of tests.campaign was measured where and when
 ENVIRONMENTS = ("env.json", "environment.json", "softmax_env.json")
 RUNS = ("runs.csv", "softmax_setup.csv")  # of the rows of other tables beside them
 

@@ -1,5 +1,6 @@
 """Rows of a campaign that was cut are kept, in the order of their seeds, and each says its commit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,15 @@ def test_without_a_file_they_are_only_held() -> None:
     rows = Rows(None, COLUMNS)
     assert rows.add({"seed": 3, "wrong": ""})["commit"]
     assert rows.has(3) and not rows.has(4)
+
+
+def test_a_table_whose_writing_is_cut_is_as_before(tmp_path: Path) -> None:
+    def rows() -> Iterator[campaign_rows.Row]:
+        yield {"seed": 2}
+        raise KeyboardInterrupt
+
+    path = tmp_path / "rows.csv"
+    campaign_rows.write(path, ("seed",), [{"seed": 1}])
+    with pytest.raises(KeyboardInterrupt):
+        campaign_rows.write(path, ("seed",), rows())
+    assert read(path) == [{"seed": "1"}]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.age import MEASURED, measured_part, share
 from tests.named_commits import (
+    CAMPAIGN,
     REFERENCE,
     RUNS,
     TABLE,
@@ -113,6 +114,7 @@ def test_every_table_has_a_measured_part() -> None:
     for path in CSV:
         assert measured_part(path.relative_to(REFERENCE).as_posix())
     names = [path.relative_to(REFERENCE).as_posix() for path in CSV]
+    assert measured_part(CAMPAIGN) == measured_part(TABLE)
     assert all(any(name.startswith(prefix) for name in names) for prefix in MEASURED)
 
 
