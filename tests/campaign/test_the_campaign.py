@@ -3,6 +3,7 @@
 import fcntl
 import signal
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +152,18 @@ def test_what_was_cut_goes_on(root: Path, stops: str, capsys: pytest.CaptureFixt
     assert begin(root) == 0
     assert sorted(did(root)) == sorted(["one-r1", "one-r2", "case 0", "case 1", stops])
     assert {row["commit"] for row in read(root / CAMPAIGN)} == {first}
+
+
+def test_what_ended_as_the_campaign_was_killed_is_put(root: Path) -> None:
+    (root / "cases.py").write_text(f"{CASES}os.kill(os.getppid(), signal.SIGKILL)\n")
+    git("commit", "--quiet", "-a", "-m", "kills", root=root)
+    parts = {"cases": FAKE["cases"]._replace(steps=STEPS[:1])}
+    killed = get_context("fork").Process(target=begin, args=(root,), kwargs={"parts": parts})
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL and did(root) == ["case 0"]
+    assert begin(root, parts=parts) == 0
+    assert did(root) == ["case 0"] and len(read(root / CAMPAIGN)) == 1
 
 
 def test_sides_of_a_ratio_are_of_one_boot(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
