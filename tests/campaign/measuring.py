@@ -173,7 +173,7 @@ class Measurement:
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=self.tree, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
+                stderr=log, start_new_session=True, close_fds=False,  # it holds the campaign's lock, too
             )  # fmt: skip
             try:
                 return process.wait(limit_s)
