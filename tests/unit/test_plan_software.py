@@ -72,6 +72,17 @@ def test_a_node_of_all_ranks_is_all_of_them(level: str, weights: bool, stage: in
         assert "deepspeed" not in runners(replace(on_host, ranks=8))
 
 
+@pytest.mark.parametrize("level", ["node", "world"])
+def test_ranks_along_context_are_no_shards_of_a_node_of_all(level: str) -> None:
+    machine, stack = setting(CONFIG, "dgx-h100", "fsdp2")
+    scheme = Scheme(name="plan", weights=level, grads=level, optim=level)
+    along = Ways.of_options(1, 1).model_copy(update={"context": 2})
+    of = machine, stack, CONFIG.model("llama-3-8b"), scheme, 8, 1, 8192
+    written = tomllib.loads(torchtitan(best(Workload(*of, recompute="full", axes=along))))["parallelism"]
+    shards, replicas = (written[f"data_parallel_{name}_degree"] for name in ("shard", "replicate"))
+    assert (shards, replicas, written["context_parallel_degree"]) == (4, 1, 2)
+
+
 def test_our_engine_runs_every_scheme_of_a_model_that_it_trains() -> None:
     llama = job("zeropp", Ways.of_options(2), 1, "full")
     assert "lowband" not in runners(llama)

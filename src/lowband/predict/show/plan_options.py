@@ -137,7 +137,7 @@ def deepspeed(best: Candidate) -> str:
 def torchtitan(best: Candidate) -> str:
     """Its TOML, without the model's flavor."""
     job, axes, scheme = best.job, best.job.axes, best.job.scheme
-    shard = job.levels.size(scheme.optim) // (axes.context if scheme.optim == WORLD else 1)
+    shard = job.levels.size(scheme.optim) // (axes.context if is_all(scheme.optim, job) else 1)
     own = best.micro_batch * (best.accumulation if job.is_in_stages else 1)
     least = max(axes.layers, default=0)
     parallelism = {
