@@ -174,11 +174,13 @@ class Workload:
             return self.placed.tiers
         return [HOST] if self.recompute == "host" else []
 
-    @cached_property
+    @property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        if not self.scheme.tiers:
-            return self.beyond
+        return self._of_both if self.scheme.tiers else self.beyond
+
+    @cached_property
+    def _of_both(self) -> Beyond:
         given, of_scheme = self.beyond or Beyond(), self.scheme
         optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
         placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)
@@ -299,7 +301,7 @@ class Workload:
 
     def varied(self, **changes: Any) -> "Workload":
         """`replace`, unchecked, by what is as possible. What has been worked out stays, so that neither the
-        axes' degrees nor tiers may change."""
+        axes' degrees nor a scheme's tiers may change."""
         made = copy(self)
         vars(made).update(changes)
         return made
