@@ -9,7 +9,7 @@ Rows of equal time are in the same order however many candidates were left out (
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class Search:
         self.tried += sum(map(self._count, bases))
         found = []
         for base in bases:
-            room = self._or_all(self._peaks.least(base) <= capacity(base.machine))
+            room = self._or_all(np.asarray(self._peaks.least(base) <= capacity(base.machine)))
             if room.any():
                 found.append((_some(base, room), self._bounds.of(base).some(room)))
         for base, bound in sorted(found, key=lambda each: each[1].first):
@@ -106,13 +106,13 @@ class Search:
         near = self._near(base, of_base, bound)[1]
         if not near.any():
             return
-        some = near.any(axis=0)
+        some = np.asarray(near.any(axis=0))
         base, near = _some(base, some), near[:, some]
         peak, short = self._peaks.under(base, of_base)
         near &= self._or_all(short == 0)
         if not near.any():
             return
-        some = near.any(axis=0)
+        some = np.asarray(near.any(axis=0))
         base, fits, peak, short = _some(base, some), near[:, some], peak[:, some], short[:, some]
         least, near = self._near(base, of_base, floor(base))
         near &= fits
@@ -122,7 +122,7 @@ class Search:
 
     def _or_all(self, which: Bools) -> Bools:
         """A whole search leaves out nothing."""
-        return which | np.isinf(self.within)
+        return np.ones_like(which) if np.isinf(self.within) else which
 
     def _near(self, base: Workload, of_base: Table, below: Floor) -> tuple[Floats, Bools]:
         """Of each scheme and micro-batch the least seconds, and whether that is near what has been found."""
@@ -179,9 +179,7 @@ class Search:
         """Of a job's candidates."""
         return int(self._takes(base, self._table(base)).sum())
 
-    def _predict(
-        self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats
-    ) -> None:
+    def _predict(self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats) -> None:
         """which: of its micro-batches"""
         if not which.any():
             return

@@ -1,4 +1,4 @@
-"""Peak memory of a job's micro-batches: below it under any scheme, and under each placement of states at once.
+"""Peak memory of a job's micro-batches: below it under any scheme, and under every placement at once.
 
 What passes hold is the same under every placement; what states take is the same however much is recomputed,
 and depends on micro-batches only in that there is one of them in a step, or several.
