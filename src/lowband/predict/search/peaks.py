@@ -5,6 +5,7 @@ and depends on micro-batches only in that there is one of them in a step, or sev
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from lowband.predict.search.placements import Table
 from lowband.predict.tiers import short_by
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
+from lowband.spec.schedules import SCHEDULES
 
 Floats = NDArray[np.float64]
 
@@ -44,10 +46,13 @@ class Peaks:
 
     def least(self, base: Workload) -> Num:
         """Below the peak of each micro-batch under any scheme: what the runtime has, and activations, if all
-        stages were as short as the shortest one."""
+        stages were as short as the shortest one. Of uneven ones with split backwards weight parts need not wait
+        while a rank holds most: what waits for them is left out."""
         axes = base.axes
         blocks = axes.chunks * min(axes.layers, default=base.model.layers // axes.stages)
         kept = in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
+        if axes.is_uneven and SCHEDULES[axes.row].splits:
+            kept = replace(kept, working=0.0)
         held = held_alike(base, blocks, base.micro_batch * base.own_tokens, kept)
         runtime = base.machine.device.framework_gib
         return held * (1 - ROUNDING) + (0 if runtime is None else runtime.value * GIB)
