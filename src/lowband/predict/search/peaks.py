@@ -46,8 +46,8 @@ class Peaks:
 
     def least(self, base: Workload) -> Num:
         """Below the peak of each micro-batch under any scheme: what the runtime has, and activations, if all
-        stages were as short as the shortest one. Of uneven ones with split backwards weight parts need not wait
-        while a rank holds most: what waits for them is left out."""
+        stages were as short as the shortest one. Of uneven ones with split backwards, weight parts need not
+        wait while a rank holds most: what waits for them is left out."""
         axes = base.axes
         blocks = axes.chunks * min(axes.layers, default=base.model.layers // axes.stages)
         kept = in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
