@@ -77,6 +77,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
         f"{JOB} --gpus 16 --seq 64 --largest zero3 --csv",
         f"{JOB} --gpus 8 --micro-batch 1 --lora-rank 4 --lora-on q v --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --tiers optim@host --exact --csv",
+        f"{JOB} --gpus 8 --tp 1 --micro-batch 1 --tiers optim@host --tier-late --exact --csv",
         f"{JOB} --gpus 16 --outer-gbps 10 --most-stale 10 --csv",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --write found",
         f"{JOB} --gpus 8 --tp 1 --pp 1 --micro-batch 1 --software deepspeed --write found",

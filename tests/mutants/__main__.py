@@ -20,7 +20,7 @@ from typing import Any
 from tests import campaign_rows
 from tests.mutants.draw import SEED, Mutant, draw
 from tests.mutants.trial import Found, Limits, Tree
-from tests.mutants.which import COUNTS, tests_of
+from tests.mutants.which import COUNTS, folder_of, tests_of
 
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "by", "seconds", "verdict", "commit")
 VERDICTS = Path(__file__).with_name("verdicts.csv")
@@ -52,7 +52,7 @@ def main() -> int:
             sys.exit("tests/mutants/which.py names tests that are not there, or cannot be imported")
         # In no order of folders: a campaign that is stopped early has tried some of each.
         for mutant in Random(SEED).sample(drawn, len(drawn)):
-            if _key(mutant._asdict()) in rows or Path(mutant.file).parts[2] not in options.folder:
+            if _key(mutant._asdict()) in rows or folder_of(mutant.file) not in options.folder:
                 continue
             source = mutant.apply((tree.path / mutant.file).read_bytes())
             found = tree.trial(mutant.file, source, tests_of(mutant.file), LIMITS_S)

@@ -21,6 +21,13 @@ def files(root: Path, folder: str) -> list[Path]:
     return [path.relative_to(root) for path in found if path.stem in _ONLY.get(folder, (path.stem,))]
 
 
+def folder_of(file: str) -> str:
+    """That of COUNTS in which a mutated file is."""
+    [found] = [folder for folder in COUNTS if file.startswith(f"src/lowband/{folder}/")]
+    return found
+
+
+SHIPPED = f"{UNIT}shipped_predictions.py"  # all that the predictor says of published runs
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
@@ -200,7 +207,7 @@ _TESTS = {
     "predict/search/lengths_tasks": _dist("by_length"),
     "cost/held": [f"{UNIT}predict_experts.py", f"{UNIT}report_collect.py", f"{DIST}activations_on_host.py"],
     "cost/popular": [f"{UNIT}cost_popular.py"],
-    "cost/experts": [f"{UNIT}cost_experts.py", *_dist("experts_gpt")],
+    "cost/experts": [*(f"{UNIT}{of}.py" for of in ("cost_experts", "cost_popular")), *_dist("experts_gpt")],
     "spec/activations": _dist("tensor", "tensor_shard"),
     "spec/routing": [f"{UNIT}routing.py", f"{UNIT}routing_peers.py"],
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
@@ -274,6 +281,7 @@ _TESTS = {
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],
+    "predict/search/parts": [f"{UNIT}plan_parts.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
     "predict/show/whole_text": [f"{UNIT}whole_run.py"],
@@ -295,9 +303,13 @@ _TESTS = {
     "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
     "predict/search/ratios": [f"{UNIT}ratios.py"],
     "cost": [*_PREDICT, f"{UNIT}command_line.py"],
+    "cost/activations": [
+        f"{UNIT}cost_by_hand.py", f"{UNIT}products_and_recomputation.py",
+        *_dist("activations_on_host", "context_kept"),
+    ],
     "cost/attention": [f"{UNIT}cost_by_hand.py", f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
-    "cost/buffers": [*_PREDICT, *_COUNTED],
-    "cost/bytes": [*_PREDICT, *_COUNTED],
+    "cost/buffers": [*_PREDICT, *_COUNTED, *_dist("weights_beyond")],
+    "cost/bytes": [*_PREDICT, *_COUNTED, *_dist("weights_beyond", "experts_gpt", "context_gpt")],
     "cost/conventions": [f"{UNIT}foreign_logs.py", *_PREDICT],
     "cost/flops": [f"{UNIT}model.py", *_PREDICT],
     "cost/checkpoint": [f"{UNIT}checkpoint_time.py"],
@@ -328,4 +340,5 @@ _TESTS = {
 def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
     inside = Path(file).relative_to("src/lowband").with_suffix("")
-    return next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
+    found = next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
+    return [*found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found

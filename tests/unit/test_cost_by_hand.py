@@ -338,6 +338,19 @@ def test_what_is_encoded_and_decoded_around_each_hop() -> None:
     assert values["grad_reduce"] == [2 * 8000, 2 * 2000]
 
 
+def test_what_a_swap_encodes_and_decodes() -> None:
+    """Its own shard's message and the partner's."""
+    levels = Levels.fit({"node": 4}, 8)
+    sync = Sync(beyond="node", every=4, partners="exponential")
+    scheme = Scheme(
+        name="s", weights="node", grads="node", optim="node", sync=sync, sync_swap="int8", block_size=500
+    )
+    [swap] = [
+        t for t in transfers(8000, False, scheme, levels, "bf16", "bf16") if t.collective.name == "sync_swap"
+    ]
+    assert (swap.quantized_values, swap.hop.count) == (2 * 2000, 2)
+
+
 def test_bytes_of_a_flat_step_by_hand() -> None:
     """A unit of 8,000 values on 2 nodes of 4: 3 of 4 ranks have their successor inside the node. A gather in
     bf16 sends 7 x 2,000 bytes, the INT4 reduction goes hop by hop: 4,000 values to 3, 1,000 to 1."""

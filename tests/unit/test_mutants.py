@@ -25,6 +25,10 @@ def test_every_mutated_file_has_tests() -> None:
                     assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), (file, test)
 
 
+def test_every_mutant_is_of_a_folder_that_can_be_asked_for() -> None:
+    assert {which.folder_of(mutant.file) for mutant in draw(ROOT)} == {*which.COUNTS}
+
+
 def test_tests_of_the_engine_are_about_its_files() -> None:
     """One of them imports the file, or uses what it defines, or what is made of that in up to three steps.
 

@@ -55,7 +55,7 @@ def machine(kibibytes: float, update: float) -> Machine:
 @cache
 def planned(kibibytes: float, update: float, within: float = math.inf) -> Plan:
     of = machine(kibibytes, update), STACK, MODEL, RANKS, 64, BATCH, [ONLY_DATA, PIPELINE], [1, 2]
-    return plan(*of, ["none", "full"], exact=True, within=within)
+    return plan(*of, ["none", "full"], exact=True, within=within, chooses=False)  # test_plan_parts.py
 
 
 def jobs(kibibytes: float, update: float) -> list[Workload]:
@@ -163,6 +163,7 @@ def test_options_of_software_say_so() -> None:
         ("zero1", Beyond("host", share=0.5), {"lowband", "megatron-lm"}),
         ("zero3", Beyond("host", share=0.5), {"deepspeed", "lowband"}),
         ("zero3", Beyond("host", stride=2), {"lowband"}),
+        ("zero1", Beyond.of(["optim@host"], late=True), {"lowband"}),
     ],
 )
 def test_who_has_states_on_the_host(scheme: str, beyond: Beyond, names: set[str]) -> None:
@@ -193,3 +194,6 @@ def test_a_suite_has_the_host_and_not_some_layers(tmp_path: Path) -> None:
     assert Config(tmp_path).scheme("mine").model_dump()["optim"] == "world@host"
     write(candidate("zero1", ONLY_DATA, beyond=Beyond("host", share=0.5, stride=2)), "parts", config)
     assert Config(tmp_path).scheme("parts").model_dump()["offload"] == {"share": 0.5, "stride": 2}
+    late = Beyond.of(["optim@host"], late=True)
+    write(candidate("zero1", ONLY_DATA, beyond=late), "late", config)
+    assert Config(tmp_path).scheme("late").model_dump()["offload"] == {"late": True}

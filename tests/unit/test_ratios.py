@@ -36,6 +36,11 @@ def test_the_numbers_are_the_papers(cells: list[Ratio]) -> None:
     }
 
 
+def test_one_run_of_a_peer_has_its_stack() -> None:
+    one = next(run for run in RUNS if run.engine == "deepspeed")
+    assert suite_stacks(CONFIG, [one]) == {"deepspeed": CONFIG.stack_on("deepspeed-zero", "frontier")}
+
+
 @pytest.mark.parametrize("accumulation", [1, 4, 8])
 def test_deepspeeds_ratio_is_that_of_lowband_predict(cells: list[Ratio], accumulation: int) -> None:
     """Its stack has the shares of links that it reached on Frontier."""

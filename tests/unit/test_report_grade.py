@@ -77,6 +77,7 @@ def test_verdicts(
     assert row["verdict"] == verdict
     assert row["ours"] == pytest.approx(2.5)
     assert row["deviation"] == pytest.approx(2.5 - target)
+    assert row["tolerance"] == tolerance
     assert row["provenance"] == "measured"
     for view in ("md", "tex", "html"):
         assert verdict in (tmp_path / f"claims.{view}").read_text()
@@ -119,6 +120,7 @@ def test_no_matching_row_is_not_run(tables: Path, tmp_path: Path) -> None:
     row = grade(tables, tmp_path, ours=ours)
     assert row["verdict"] == "not run"
     assert "no row for scaling.csv" in row["why"]
+    assert row["rows"] == 0
     assert pd.isna(row["ours"])
 
 
@@ -131,6 +133,7 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
         tables, tmp_path, ours=None, expects=None, relation=None, target=None, not_run="needs 384 GCDs"
     )
     assert (row["verdict"], row["why"]) == ("not run", "needs 384 GCDs")
+    assert pd.isna(row["tolerance"])
 
 
 @pytest.mark.parametrize(

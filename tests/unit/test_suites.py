@@ -221,6 +221,13 @@ def test_a_run_ends_with_an_exchange() -> None:
         RunSpec.parse({**values, "steps": 24}, "test")
 
 
+def test_more_ranks_than_a_box_has_are_refused() -> None:
+    [spec, *_] = Config(ROOT).runs(["box"])
+    assert RunSpec.parse({**spec.model_dump(), "ranks": 32}, "test").ranks == 32
+    with pytest.raises(UserError, match="the box of frontier-box has 32 ranks"):
+        RunSpec.parse({**spec.model_dump(), "ranks": 64}, "test")
+
+
 def test_broken_machine_files_are_refused(root: Path) -> None:
     path = root / "slurm" / "local" / "machine.yaml"
     for text, words in (

@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--layers", nargs="+", type=blocks, default=[], help=LAYERS)
     add_context(plan, ["all"], "default: all")
     add_experts(plan, ROUTES, "default: all", "some if --imbalance")
-    add_tiers(plan)
+    add_tiers(plan, "the fastest that fits")
     add_lora(plan)
     plan.add_argument("--exact", action="store_true", help="no lossy wires (int8, int4)")
     plan.add_argument(
@@ -172,14 +172,18 @@ def _search(options: argparse.Namespace) -> None:
         options.global_batch or 4 * options.gpus, axes,
         options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
         options.imbalance, of_stack(stack, model, options.software), beyond=beyond, lora=adapters,
+        chooses=options.tier_share is None and options.tier_stride is None,
     )  # fmt: skip
+    told: list[str] = []
     whole = [] if conditions is None else _whole_run(chosen(found)[0], conditions)
     written: list[Path] = []
     if options.write and own:
         written = plan_files.write(chosen(found)[0], options.write, config)
     elif options.write:
         written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
-    told = [*whole, *(f"written: {path}" for path in written)]
+    if beyond is not None and chosen(found)[0].job.placed is None:
+        told.append(f"{' '.join(options.tiers)}: all states fit on the device, which is faster")
+    told += [*whole, *(f"written: {path}" for path in written)]
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 
@@ -220,13 +224,17 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     from lowband.cost.tiers import Beyond
     from lowband.predict.search.plan import RECOMPUTE
 
-    beyond, adapters = Beyond.of(options.tiers, options.tier_share, options.tier_stride), lora(options)
+    given = options.tier_share, options.tier_stride, options.tier_late
+    beyond, adapters = Beyond.of(options.tiers, *given), lora(options)
     elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
     if beyond is not None and elsewhere == ["--write"] and (not options.software or OURS in options.software):
         elsewhere = []  # a scheme says where states lie
     for option, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
         if is_asked and elsewhere:
             raise UserError(f"--{option} is without {elsewhere[0]}")
+    if options.tier_late:
+        for degree in ("pp", "ep"):  # with which our engine has none
+            setattr(options, degree, getattr(options, degree) or [1])
     if adapters is not None:
         for degree in ("tp", "pp", "cp", "ep"):
             setattr(options, degree, getattr(options, degree) or [1])

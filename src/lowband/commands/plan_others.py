@@ -46,7 +46,7 @@ def largest_model(
         machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
         max(1, batch // (micro_batch * options.gpus)),
     )  # fmt: skip
-    rows = [show.record(one) for one in largest(job)]
+    rows = [show.record(one) for one in largest(job, chooses=True)]
     print_rows(options, rows, lambda: show.text(job, rows))
 
 

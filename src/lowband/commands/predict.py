@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages")
     add_context(predict, [], "default: ring; state")
     add_experts(predict, ROUTES, "default: merged", "0")
-    add_tiers(predict)
+    add_tiers(predict, "1, and none")
     add_lora(predict)
     predict.add_argument(
         "--interleave", type=at_least_one, default=1, metavar="N", help="virtual stages per rank"
@@ -132,19 +132,22 @@ def lora(options: argparse.Namespace) -> "Lora | None":
     return Lora(options.lora_rank, tuple(dict.fromkeys(options.lora_on)) or OF_PAPER)
 
 
-def add_tiers(parser: argparse.ArgumentParser) -> None:
-    """Add the options of states beyond the device."""
+def add_tiers(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options of states beyond the device. default: share and stride"""
     parser.add_argument(
         "--tiers", nargs="+", default=[], metavar="STATE@TIER",
         help="states beyond the device: optim@host, optim@disk, weights@host, weights@disk",
     )  # fmt: skip
     parser.add_argument(
-        "--tier-share", type=positive, default=1.0, metavar="X", help="of optim's parameters (default: 1)"
+        "--tier-share", type=positive, metavar="X", help=f"of optim's parameters (with K: {default})"
     )
     parser.add_argument(
-        "--tier-stride", type=int, default=0, metavar="K",
-        help="every K-th of their subgroups is updated on the device (default: none)",
+        "--tier-stride", type=int, metavar="K",
+        help="every K-th of their subgroups is updated on the device; 0: none",
     )  # fmt: skip
+    parser.add_argument(
+        "--tier-late", action="store_true", help="the host's update runs behind the next step's passes"
+    )
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -208,7 +211,7 @@ def _grid(options: argparse.Namespace) -> "Grid":
         for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
     check_used({"--interleave": options.interleave > 1} | given_on_axes(options, ROUTES), axes)
-    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride)
+    beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride, options.tier_late)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     values |= {"lora": lora(options)}
     return Grid(**values, software=software(options))

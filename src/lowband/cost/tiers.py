@@ -35,6 +35,7 @@ from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
 from lowband.cost.numbers import Num
 from lowband.errors import UserError
 from lowband.spec.machine import Tier, TierName
+from lowband.spec.offload import Offload
 from lowband.spec.sourced import Bound, Fact
 
 State = Literal["weights", "optimizer", "activations"]
@@ -91,22 +92,40 @@ class Beyond:
     weights: the copy used for compute
     share:   of the parameters, those whose optimizer states lie there
     stride:  every how-many-th of their subgroups is updated on the device, in the mean; 0: none
+    offload: in place of both, by whole units, as in a scheme; or that the host's update is late
+
+    Of several ways at once, share and stride are arrays.
     """
 
     optim: TierName | None = None
     weights: TierName | None = None
-    share: float = 1.0
-    stride: float = 0
+    share: Num = 1.0
+    stride: Num = 0
+    offload: Offload | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        share, stride = np.asarray(self.share), np.asarray(self.stride)
+        if not ((share > 0) & (share <= 1)).all():
             raise UserError(f"share {self.share}", allowed="more than 0, at most 1")
-        if self.stride < 0 or 0 < self.stride < 1:
+        if ((stride < 0) | ((stride > 0) & (stride < 1))).any():
             raise UserError(f"stride {self.stride}", allowed="0, or 1 or more")
+        if self.offload is None:
+            return
+        if self.optim is None or self.weights is not None:
+            what = "weights beyond the device" if self.weights else "no optim beyond the device"
+            raise UserError(f"offload beside {what}", allowed="--tiers optim@host")
+        if self.optim == "disk" and self.offload.late:
+            what = "late: states on a disk are updated when their gradients are there"
+            raise UserError(what, allowed="--tiers optim@host")
 
     @staticmethod
-    def of(places: Sequence[str], share: float = 1.0, stride: int = 0) -> "Beyond | None":
-        """Of words such as `optim@host`; None of none. Raises UserError for another state or tier."""
+    def of(
+        places: Sequence[str], share: float | None = None, stride: int | None = None, late: bool = False
+    ) -> "Beyond | None":
+        """Of words such as `optim@host`; None of none. Raises UserError for another state or tier.
+
+        share, stride: None: all of the states, updated by the host
+        """
         found: dict[str, Any] = {}
         for word in places:
             state, _, tier = word.partition("@")
@@ -114,16 +133,40 @@ class Beyond:
                 allowed = "optim@host, optim@disk, weights@host, weights@disk"
                 raise UserError(f"no place '{word}'", where="--tiers", allowed=allowed)
             found[state] = tier
-        if "optim" not in found and (share, stride) != (1.0, 0):
-            raise UserError("--tier-share and --tier-stride are of --tiers", allowed="--tiers optim@host")
+        parts = share is not None or stride is not None
+        if "optim" not in found and (parts or late):
+            options = "--tier-share and --tier-stride are" if parts else "--tier-late is"
+            raise UserError(f"{options} of --tiers", allowed="--tiers optim@host")
+        if late and parts:
+            what = "--tier-late is of all states, updated by the host"
+            raise UserError(what, allowed="--tier-late without --tier-share and --tier-stride")
         if not found:
             return None
-        return Beyond(found.get("optim"), found.get("weights"), share, stride)
+        places_of = found.get("optim"), found.get("weights"), 1.0 if share is None else share, stride or 0
+        return Beyond(*places_of, Offload(late=True) if late else None)
 
     @property
-    def moved(self) -> float:
+    def moved(self) -> Num:
         """Of the parameters, those whose states lie there and come to the device for their update."""
-        return self.share / self.stride if self.stride else 0.0
+        return _every(self.share, self.stride)
+
+    @property
+    def places(self) -> dict[str, TierName]:
+        """By state, its tier."""
+        found = {"optim": self.optim, "weights": self.weights}
+        return {state: tier for state, tier in found.items() if tier is not None}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What a scheme's `offload` says of them; nothing of all states, updated by the host, in the step."""
+        given = self.offload or self
+        said = {"share": given.share if given.share < 1 else None, "stride": given.stride or None}
+        return {key: value for key, value in {**said, "late": self.is_late or None}.items() if value}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the host's update is."""
+        return self.offload is not None and self.offload.late
 
     @property
     def tiers(self) -> list[TierName]:
@@ -132,9 +175,16 @@ class Beyond:
         return [tier for tier in get_args(TierName) if tier in used or (tier == "host" and used)]
 
 
-def update_s(parameters: Num, rates: Rates, stride: float = 0) -> Num:
+def _every(share: Num, stride: Num) -> Num:
+    """Of a share, each stride-th; nothing with stride 0."""
+    if np.ndim(stride) == 0:
+        return share / stride if stride else 0.0
+    return np.where(stride > 0, share / np.maximum(stride, 1), 0.0)
+
+
+def update_s(parameters: Num, rates: Rates, stride: Num = 0) -> Num:
     """Seconds in which a rank's parameters beyond the device are updated; rates: of the host's memory."""
-    on_device = 1 / stride if stride else 0.0
+    on_device = _every(1.0, stride)
     memory = (UPDATE_BYTES * (1 - on_device) + 2 * MOVED_BYTES * on_device) / rates.update
     way = MOVED_BYTES * on_device / np.minimum(rates.fetch, rates.stash)
     return parameters * np.maximum(memory, way) / GIGA

@@ -43,7 +43,7 @@ class TierWaits:
     stash: Num = 0.0
     update: Num = 0.0
     fetch: Num = 0.0
-    on_device: float = 1.0
+    on_device: Num = 1.0
 
 
 def tier_waits(
@@ -58,7 +58,7 @@ def tier_waits(
     down: Num = 0.0
     up: Num = 0.0
     update: Num = 0.0
-    on_device = 1.0
+    on_device: Num = 1.0
     if beyond.optim is not None:
         of_all = shard(job, place, job.scheme.optim)
         own, by_host = beyond.share * of_all, (beyond.share - beyond.moved) * of_all
@@ -66,7 +66,7 @@ def tier_waits(
         up = by_host * DTYPE_BYTES[job.compute_dtype] / (GIGA * host.fetch)
         update = update_s(own, host, beyond.stride)
         on_device = 1 - beyond.share + beyond.moved
-        if job.scheme.is_late:
+        if job.is_late:
             update = join(forwards_s + backwards_s, update, overlap) - forwards_s - backwards_s
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
@@ -115,12 +115,15 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
         found["grads"] = np.where(job.keeps_grads, items["grads"], (here + returns) * GRAD_BYTES)
         found["weights"] = np.maximum(items["weights"], beyond.share * copy)  # no master stands in for it
+        if job.levels.hops(job.scheme.weights, job.scheme.optim):  # new ones of what returns, until a gather
+            found["weights"] = found["weights"] + returns * DTYPE_BYTES[job.compute_dtype]
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        if returns:
+        if np.any(returns):
             two = 2 * max(place.numels) / job.levels.size(job.scheme.optim)
-            found["buffers"] = np.maximum(items["buffers"], two * (MASTER_BYTES + ADAM_MOMENT_BYTES))
-        found["grads@host"] = (there - returns) * GRAD_BYTES
-        if beyond.optim == "disk":  # new weights, until they are fetched
+            come = np.where(returns, two * (MASTER_BYTES + ADAM_MOMENT_BYTES), 0.0)
+            found["buffers"] = np.maximum(items["buffers"], come)
+        found["grads@host"] = (2 if job.is_late else 1) * (there - returns) * GRAD_BYTES
+        if beyond.optim == "disk" or job.is_late:  # new weights, until they are fetched
             found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
     if beyond.weights is not None:
         found[f"weights@{beyond.weights}"] = found.get(f"weights@{beyond.weights}", 0.0) + copy

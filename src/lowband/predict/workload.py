@@ -110,10 +110,11 @@ class Workload:
             raise UserError(error.what, where=where, allowed=error.allowed) from None
 
     def _check_offload(self) -> None:
-        if self.scheme.offload is None:
+        given = self.beyond.offload if self.beyond else None
+        if self.scheme.offload is None and given is None:
             return
         where = f"scheme '{self.scheme.name}'"
-        if self.beyond is not None and self.beyond.optim is not None:
+        if self.scheme.offload is not None and self.beyond is not None and self.beyond.optim is not None:
             raise UserError("offload beside --tiers optim", where=where, allowed="one of them")
         if self.axes.stages > 1 or self.axes.expert > 1:
             what = "offload in stages of a pipeline or with ranks along experts is not predicted"
@@ -177,18 +178,23 @@ class Workload:
     @cached_property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        if not self.scheme.tiers:
+        if not self.scheme.tiers and (self.beyond is None or self.beyond.offload is None):
             return self.beyond
         given, of_scheme = self.beyond or Beyond(), self.scheme
         optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
         placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)
-        if (offload := of_scheme.offload) is None:
+        if (offload := of_scheme.offload or given.offload) is None:
             return placed
         numels = stage_numels(self.model, self.levels, self.axes)  # the parts are of whole units
         places = list(zip(offload.of_units(numels), numels, strict=True))
         there = sum(numel for where, numel in places if where != "device")
         moved = sum(numel for where, numel in places if where == "to and fro")
         return replace(placed, share=there / sum(numels), stride=there / moved if moved else 0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the host's update is a step late."""
+        return self.scheme.is_late or (self.beyond is not None and self.beyond.is_late)
 
     @cached_property
     def adapters(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from lowband.predict.room import surely
 from lowband.predict.search.candidates import SHOWN, Candidate, Knobs, differ_in_one, knobs_of
 from lowband.predict.search.exposure import Exposure, exposure
 from lowband.predict.search.floors import ROUNDING, Bounds, Floor, even, floor
+from lowband.predict.search.parts import are_free, chosen_parts
 from lowband.predict.search.placements import Table, placement, table
 from lowband.predict.search.software import Software
 from lowband.predict.tiers import short_by
@@ -42,11 +43,13 @@ class Search:
     found:  what was predicted; tried: how many there are
     limits: by placement and lossy wires, the most seconds of what is chosen there; last_row: without lossy
             wires, of the last of the placements that are shown; exact_best: of the first
+    chooses: whether parts of states beyond the device are chosen (parts.py), or all are there
     """
 
     exact: bool
     software: tuple[Software, ...]
     within: float
+    chooses: bool = True
     bases: list[Workload] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     found: dict[Knobs, Candidate] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Search:
     _tables: dict[object, Table] = field(default_factory=dict)
     _exposures: dict[object, Exposure] = field(default_factory=dict)
     _mosts: dict[Table, Floats] = field(default_factory=dict)
+    _apart: set[Knobs] = field(default_factory=set)  # whose parts have been chosen
 
     def run(self, bases: Sequence[Workload]) -> None:
         before, bounds = len(self.bases), Bounds()
@@ -100,7 +104,8 @@ class Search:
             takes, peaks = self._takes(base, of_base), Peaks(base)
             for i, scheme in enumerate(of_base.schemes):
                 job = base.varied(scheme=scheme)
-                if knobs_of(job, micro_batch=best.micro_batch) not in self.found and _near(job, best):
+                knobs = knobs_of(job, micro_batch=best.micro_batch)
+                if knobs not in self.found and knobs not in self._apart and _near(job, best):
                     self._predict(base, scheme, takes[i], peaks)
         return self.found
 
@@ -198,6 +203,9 @@ class Search:
             np.asarray(each)[which] for each in (base.micro_batch, base.accumulation)
         )
         job = base.varied(scheme=scheme, micro_batch=micro_batch, accumulation=accumulation)
+        if self.chooses and are_free(job):
+            self._predict_parts(job)
+            return
         peak, short = (each[which] for each in peaks.under(scheme))
         time, fits = np.full(np.shape(peak), np.inf), short == 0
         if fits.any():
@@ -207,6 +215,24 @@ class Search:
         for b, a, t, s, p in np.broadcast(job.micro_batch, job.accumulation, time, short, peak):
             knobs = knobs_of(job, micro_batch=int(b))
             self.found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s), float(p))
+
+    def _predict_parts(self, job: Workload) -> None:
+        """What is chosen of a job's states beyond the device, of each micro-batch."""
+        found = chosen_parts(job, self.software)
+        self._apart |= {knobs_of(job, micro_batch=one.micro_batch) for one in found}
+        time, short, peak = (
+            np.array([getattr(one, name) for one in found]) for name in ("step_time_s", "short_by", "peak")
+        )
+        if not short.all():
+            is_sure = surely(job.machine, peak) <= _room(job.machine)
+            self._note(placement(job.scheme), np.where(short, np.inf, time), short == 0, is_sure)
+        self.tried += len(found) - np.size(job.micro_batch)
+        jobs = {beyond: replace(job, beyond=beyond) for beyond in {one.beyond for one in found}}
+        for one, t, s, p in zip(found, time, short, peak, strict=True):
+            placed = jobs[one.beyond]
+            knobs = knobs_of(placed, micro_batch=one.micro_batch)
+            at = one.micro_batch, one.accumulation
+            self.found[knobs] = Candidate(knobs, placed, *at, float(np.inf if s else t), float(s), float(p))
 
     def _note(self, placed: Knobs, time: Num, fits: Num, fits_surely: Num) -> None:
         """What is chosen of a placement is the fastest that surely fits, or at most `within` slower than the
@@ -232,6 +258,8 @@ def _some(base: Workload, which: Bools) -> Workload:
 
 def _near(job: Workload, best: Candidate) -> bool:
     """Whether a job with the candidate's micro-batch differs from it in one choice at most."""
+    if job.beyond is not None:  # which parts of it there are follows from the other choices
+        job = job.varied(beyond=best.batches.beyond)
     knobs = knobs_of(job, micro_batch=best.micro_batch)
     return knobs == best.knobs or differ_in_one(knobs, best.knobs)
 

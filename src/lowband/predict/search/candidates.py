@@ -9,7 +9,6 @@ from lowband.predict.footprint import GIB
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT_ALL
 from lowband.spec.step import STEP
-from lowband.spec.tiers import TIERS
 from lowband.spec.wire import Wire
 
 # The largest mean error of held-out rows of step times over all sources (docs/predictor-errors.md).
@@ -52,7 +51,18 @@ def knobs_of(job: Workload, names: Sequence[str] = KNOBS, micro_batch: int = 0) 
 
 def differ_in_one(a: Knobs, b: Knobs) -> bool:
     """Whether two candidates differ in one choice alone, and what depends on it."""
+    a, b = _without_parts(a), _without_parts(b)
     return any(_differs_only(a, b, _free(i, knob)) for i, knob in enumerate(KNOBS))
+
+
+def _without_parts(knobs: Knobs) -> Knobs:
+    """A candidate's choices, without which parts of its states are beyond the device: that follows from the
+    others."""
+    at = KNOBS.index("beyond")
+    beyond: Any = knobs[at]
+    if beyond is None or beyond.offload is None:
+        return knobs
+    return *knobs[:at], replace(beyond, offload=None), *knobs[at + 1 :]
 
 
 def _free(i: int, knob: str) -> range:
@@ -85,8 +95,9 @@ class Plan:
 
     def reasons(self, best: Candidate) -> list[str]:
         """Per knob, a line with the cost of its next best value, all else equal."""
-        candidates = {**self.candidates, **self.around(best)}
-        lines = []
+        found = {**self.candidates, **self.around(best)}
+        candidates = [(_without_parts(key), candidate) for key, candidate in found.items()]
+        own, lines = _without_parts(best.knobs), []
         for i, knob in enumerate(KNOBS):
             along = knob in ("context_attention", "context_states")
             if along and (best.knobs[KNOBS.index("context")] == 1 or best.knobs[i] == "auto"):
@@ -99,7 +110,7 @@ class Plan:
             if knob in RELIEF and best.knobs[i] == getattr(Workload, knob):
                 continue
             free = _free(i, knob)
-            others = [c for key, c in candidates.items() if _differs_only(key, best.knobs, free)]
+            others = [c for key, c in candidates if _differs_only(key, own, free)]
             name = {"beyond": "tiers"}.get(knob, SHORT_ALL.get(knob, knob))
             lines.append(f"{name} {in_words(best.knobs, knob)}: {_effect(best, i, others)}")
         return lines
@@ -120,7 +131,8 @@ def recompute_in_words(kind: str, part: Any) -> str:
 def tiers_in_words(beyond: Beyond | None) -> str:
     if beyond is None:
         return "none"
-    return " ".join(f"{state}@{tier}" for state, tier in vars(beyond).items() if tier in TIERS)
+    parts = (f"{name} {value:g}" if value is not True else name for name, value in beyond.parts.items())
+    return " ".join([*(f"{state}@{tier}" for state, tier in beyond.places.items()), *parts])
 
 
 def _effect(best: Candidate, i: int, others: Sequence[Candidate]) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
+from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
+from lowband.predict.search.parts import are_free, chosen_parts
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
 
@@ -38,9 +40,15 @@ def of_width(model: ModelSpec, heads: int) -> ModelSpec:
     return model.model_copy(update=values)
 
 
-def largest(job: Workload, places: Sequence[tuple[str, ...]] = PLACES) -> list[Largest]:
-    """For each of the places whose tiers the machine states. job: with any model of the family; its degrees
-    along tensor and pipeline are 1. Raises UserError for a family of other parts than a GPT's."""
+def largest(
+    job: Workload, places: Sequence[tuple[str, ...]] = PLACES, chooses: bool = False
+) -> list[Largest]:
+    """For each of the places whose tiers the machine states. Raises UserError for a family of other parts
+    than a GPT's.
+
+    job: with any model of the family; its degrees along tensor and pipeline are 1
+    chooses: as plan has it; else all of the optimizer's states are there
+    """
     model = job.model
     if model.experts is not None or model.kv_heads not in (None, model.heads):
         what = f"model '{model.name}' has experts or shared keys: its family is not known"
@@ -49,18 +57,22 @@ def largest(job: Workload, places: Sequence[tuple[str, ...]] = PLACES) -> list[L
     for words in places:
         beyond = Beyond.of(words)
         if beyond is None or set(beyond.tiers) <= set(job.machine.tiers):
-            found.append(_largest(replace(job, beyond=beyond), words))
+            found.append(_largest(replace(job, beyond=beyond), words, chooses))
     return found
 
 
-def _largest(job: Workload, words: tuple[str, ...]) -> Largest:
+def _largest(job: Workload, words: tuple[str, ...], chooses: bool) -> Largest:
     fits, too_many, best = 0, MOST_HEADS, Largest(words, None, None)
     while too_many - fits > 1:
         heads = (fits + too_many) // 2
         tried = replace(job, model=of_width(job.model, heads))
-        prediction = predict(tried, interval=False)
-        if prediction.fits is None:
+        prediction, room = predict(tried, interval=False), job.machine.device.memory_gib
+        if room is None:
             raise UserError(f"the device's memory of machine '{job.machine.name}' is not known")
+        has_room = prediction.peak_memory_bytes <= room * GIB  # no part takes less of the device than all
+        if chooses and has_room and are_free(tried):
+            tried = replace(tried, beyond=chosen_parts(tried)[0].beyond)
+            prediction = predict(tried, interval=False)
         if prediction.fits:
             fits, best = heads, Largest(words, tried, prediction)
         else:

@@ -11,6 +11,7 @@ It covers these choices only:
                 the machine states that tier's rates and a run could keep activations there
     axes        and schedules: degrees.py
     relief      where memory is short: some layers recomputed, the optimizer's states on the host (relief.py)
+    parts       of the optimizer's states in a tier, share and stride (parts.py)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,6 +63,7 @@ def plan(
     within: float = MODEL_ERROR,
     beyond: Beyond | None = None,
     lora: Lora | None = None,
+    chooses: bool = True,
 ) -> Plan:
     """The candidates, predicted. Raises UserError if none is possible, DoesNotFit if none fits.
 
@@ -76,6 +78,8 @@ def plan(
                    inf: all candidates are
     beyond:        the device, of every candidate, as Workload has it
     lora:          adapters, likewise
+    chooses:       whether share and stride of the optimizer's states in a tier are chosen (parts.py), which
+                   `beyond` then has all there
     """
     check_ways(machine, ways)
     if tuple(recompute) == ("host",):
@@ -95,7 +99,7 @@ def plan(
             f"{ranks} ranks{given}",
             allowed=f"a multiple of the data-parallel ranks{given}",
         )
-    search, names = Search(exact, tuple(software), within), [row.name for row in software]
+    search, names = Search(exact, tuple(software), within, chooses), [row.name for row in software]
     search.run(_computed(bases, software))
     if _is_short(search):
         search.run(_computed(_relieved(search, recompute), software))

@@ -140,13 +140,15 @@ def every_of_rank(job: Workload) -> int:
 
 
 def _of_megatron_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
-    return (beyond.optim, beyond.weights, beyond.stride) == ("host", None, 0) and s.optim != SELF
+    where = beyond.optim, beyond.weights, beyond.stride, beyond.is_late
+    return where == ("host", None, 0, False) and s.optim != SELF
 
 
 def _of_deepspeed_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
     whole = beyond.share == 1 and beyond.weights is None and beyond.optim == "host"
-    is_sharded = s.optim == WORLD and not job.is_in_stages and beyond.stride == 0
-    return is_sharded and beyond.optim is not None and (whole or s.weights == WORLD)
+    is_sharded = s.optim == WORLD and not job.is_in_stages
+    is_by_host = beyond.stride == 0 and not beyond.is_late
+    return is_sharded and is_by_host and beyond.optim is not None and (whole or s.weights == WORLD)
 
 
 def _of_fsdp_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:

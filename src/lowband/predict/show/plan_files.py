@@ -33,9 +33,8 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     entry: dict[str, Any] = {key: getattr(job.scheme, key) for key in keys}
     for key in ("optim", "weights") if job.placed is not None else ():
         entry[key] = at(entry[key], getattr(job.placed, key) or DEVICE)
-    if job.placed is not None and job.placed.optim is not None:
-        parts = {"share": job.placed.share if job.placed.share < 1 else 0, "stride": int(job.placed.stride)}
-        entry["offload"] = {key: value for key, value in parts.items() if value} or None
+    if job.beyond is not None:
+        entry["offload"] = job.beyond.parts or None
     entry = {key: value for key, value in entry.items() if value not in (None, "native")}
     placed = Scheme(name=name, **entry)
     ways = _ways(job)

@@ -122,7 +122,8 @@ def deepspeed(best: Candidate) -> str:
     if scheme.wire("grad_reduce") != "native":
         zero["zero_quantized_gradients"] = True
     if job.placed is not None:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        part = {"ratio": job.placed.share} if job.placed.share < 1 else {}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, **part}
     written = {
         "train_batch_size": best.micro_batch * best.accumulation * job.levels.world // job.axes.context,
         "train_micro_batch_size_per_gpu": best.micro_batch,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lowband.cost.tiers import Beyond
 from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import (
@@ -58,7 +59,7 @@ def _record(rank: int, c: Candidate) -> dict[str, Any]:
             for knob, value in zip(KNOBS, c.knobs, strict=True) if knob not in RELIEF
         },
         **({} if c.job.recomputed == 1 else {"recomputed": c.job.recomputed}),
-        **({} if c.job.placed is None else {"tiers": tiers_in_words(c.job.placed)}),
+        **({} if c.job.beyond is None else _tiers_of(c.job.beyond)),
         "order": c.job.order,
         "layers": shown(c.job.axes.layers),
         "runs_in": " ".join(runners(c.job)),
@@ -82,7 +83,13 @@ def _line(c: Candidate) -> str:
 
 
 def _tiers(job: Workload) -> str:
-    return f"{tiers_in_words(job.placed)}, " if job.placed else ""
+    return f"{tiers_in_words(job.beyond)}, " if job.beyond else ""
+
+
+def _tiers_of(beyond: Beyond) -> dict[str, Any]:
+    """The states beyond the device, and which parts of them, as columns."""
+    places = " ".join(f"{state}@{tier}" for state, tier in beyond.places.items())
+    return {"tiers": places, **{f"tier_{name}": value for name, value in beyond.parts.items()}}
 
 
 def _layers(job: Workload) -> str:

@@ -77,6 +77,7 @@ def _of_node(of: dict[str, Any]) -> str:
     states = [f"{name}@{of[name]}" for name in names if of.get(name) is not None]
     parts = f", share {of['share']:g}" if of["share"] < 1 else ""
     parts += f", of {of['stride']} subgroups one is updated on the device" if of["stride"] else ""
+    parts += ", the update one step late" if "late" in of else ""
     return f"  beyond the device {', '.join(states)}{parts}; of a node: {_rooms(of)}"
 
 

@@ -100,7 +100,11 @@ def _tiers(job: Workload, prediction: Prediction) -> dict[str, Any]:
         for name, size in (("node", held), ("capacity", job.machine.tier(tier).capacity_gib * GIB))
     }
     kept = {"activations": "host"} if job.recompute == "host" else {}
-    return {"tiers": vars(job.placed or Beyond()) | kept | tiers}
+    placed = job.placed or Beyond()
+    given = job.scheme.offload or placed.offload or placed
+    late = {"late": True} if job.is_late else {}
+    places = {"optim": placed.optim, "weights": placed.weights}
+    return {"tiers": places | {"share": given.share, "stride": given.stride} | late | kept | tiers}
 
 
 def _context(job: Workload) -> dict[str, Any]:
