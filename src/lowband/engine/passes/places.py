@@ -36,13 +36,13 @@ class Places:
     def check(self) -> None:
         """Raises UserError for a parameter that came in after sharding. See [Note: newcomers]."""
         # By hand: `modules()` makes every name on the way.
-        waiting, seen, nothing = [self._module], {self._module}, set[str]()
+        waiting, seen = [self._module], {self._module}
         while waiting:
             owner = waiting.pop()
-            if owner._parameters and not self._known.get(owner, nothing).issuperset(owner._parameters):
-                for attribute in owner._parameters.keys() - self._known.get(owner, nothing):
-                    if owner._parameters[attribute] is not None:
-                        self._refuse(owner, attribute)
+            known = self._known.get(owner, ())
+            for attribute, parameter in owner._parameters.items():
+                if parameter is not None and attribute not in known:
+                    self._refuse(owner, attribute)
             for child in owner._modules.values():
                 if child is not None and child not in seen:
                     seen.add(child)

@@ -238,10 +238,9 @@ class Unit:
         """
         if self._gathering is not None:  # prefetched but not used
             self.finish_gather()
-        was_put = self.is_put
-        if was_put:
+        if self.is_put:
             self.put_shards()
-        if self.state is not UnitState.GATHERED or self._is_alone or (self.is_whole and not was_put):
+        if self.state is not UnitState.GATHERED or self._is_alone:
             return
         is_changed = self._computed.are_changed()
         self._free()
