@@ -261,6 +261,23 @@ def test_what_cannot_be_late_is_refused(
     assert says in refused and refused.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", [["predict", "--scheme", "zero3"], ["plan"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["optim@host", "optim@disk"], "--tiers: optim in two tiers: host and disk"),
+        (["optim@host", "--tier-stride", "9" * 25], "argument --tier-stride: '999"),  # no file could say it
+        (["optim@host", "--tier-stride", "-1"], "argument --tier-stride: '-1' (allowed: "),
+    ],
+)
+def test_what_no_scheme_can_say_is_refused(
+    verb: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb[0], *JOB, *verb[1:], "--tiers", *words]) == 2
+    refused = capsys.readouterr().err
+    assert says in refused and refused.count("\n") == 1
+
+
 def test_late_from_the_command_line_is_as_in_a_scheme() -> None:
     machine, stack = setting(CONFIG, "polaris", "ours")
     scheme = CONFIG.scheme("zero3").on(list(machine.sizes))

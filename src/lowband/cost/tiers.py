@@ -136,6 +136,9 @@ class Beyond:
             if state not in ("optim", "weights") or tier not in get_args(TierName):
                 allowed = "optim@host, optim@disk, weights@host, weights@disk"
                 raise UserError(f"no place '{word}'", where="--tiers", allowed=allowed)
+            if found.get(state, tier) != tier:
+                what = f"{state} in two tiers: {found[state]} and {tier}"
+                raise UserError(what, where="--tiers", allowed="one of each state")
             found[state] = tier
         parts = share is not None or stride is not None
         if "optim" not in found and (parts or late):

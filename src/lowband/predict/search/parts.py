@@ -104,8 +104,7 @@ def _grid(
     of_units = {name: getattr(choices, name)[ALL:] for name in names}
     beyond = replace(job.beyond or Beyond(), **of_units)
     parts = []
-    # `placed` is what has been worked out of `beyond`.
-    for one in (each.varied(beyond=None, placed=None), each.varied(beyond=beyond, placed=beyond)):
+    for one in (each.varied(beyond=None), each.varied(beyond=beyond)):
         items = memory_items(one)
         peak = peak_bytes(items, one.keeps_grads)
         room = one.machine.device.memory_gib
