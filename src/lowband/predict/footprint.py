@@ -34,6 +34,7 @@ from lowband.spec.activations import KEPT_KIND
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.tiers import Tier, at
 from lowband.spec.wire import DTYPE_BYTES
