@@ -9,6 +9,7 @@ results/reference of this tree. The same command goes on where it was cut, today
 
 import argparse
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -138,6 +139,7 @@ def _alone(root: Path) -> Iterator[None]:
     lock = root / WORK / "lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
+        os.set_inheritable(file.fileno(), True)  # what outlives a killed campaign still writes its rows
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -137,6 +137,7 @@ class Measurement:
                 state["sessions"].append(
                     {"begun": begun, "load_before": f"{os.getloadavg()[0]:.1f}", **place()}
                 )
+                write_whole(self._state, json.dumps(state, indent=1))  # a job may outlive the campaign
             start = time.monotonic()
             try:
                 code = self._ended(job.words, left_s if job.goes_on and left_s < float("inf") else None)
@@ -172,7 +173,7 @@ class Measurement:
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=self.tree, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
+                stderr=log, start_new_session=True, close_fds=False,  # it holds the campaign's lock, too
             )  # fmt: skip
             try:
                 return process.wait(limit_s)

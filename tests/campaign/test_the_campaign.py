@@ -1,8 +1,10 @@
 """The campaign in a small repository, whose `lowband` and whose cases are a few lines of Python."""
 
 import fcntl
+import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +153,36 @@ def test_what_was_cut_goes_on(root: Path, stops: str, capsys: pytest.CaptureFixt
     assert begin(root) == 0
     assert sorted(did(root)) == sorted(["one-r1", "one-r2", "case 0", "case 1", stops])
     assert {row["commit"] for row in read(root / CAMPAIGN)} == {first}
+
+
+def test_what_ended_as_the_campaign_was_killed_is_put(root: Path) -> None:
+    (root / "cases.py").write_text(f"{CASES}os.kill(os.getppid(), signal.SIGKILL)\n")
+    git("commit", "--quiet", "-a", "-m", "kills", root=root)
+    parts = {"cases": FAKE["cases"]._replace(steps=STEPS[:1])}
+    killed = get_context("fork").Process(target=begin, args=(root,), kwargs={"parts": parts})
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL and did(root) == ["case 0"]
+    with (root / WORK / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the case has ended, too
+    assert begin(root, parts=parts) == 0
+    assert did(root) == ["case 0"] and len(read(root / CAMPAIGN)) == 1
+
+
+def test_what_a_killed_campaign_left_running_keeps_the_next_from_beginning(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goes_on = 'pathlib.Path("pid").write_text(str(os.getpid()))\nos.kill(os.getppid(), signal.SIGKILL)\n'
+    (root / "cases.py").write_text(f"{CASES}os.chdir(did.parent)\n{goes_on}signal.pause()\n")
+    git("commit", "--quiet", "-a", "-m", "kills", root=root)
+    killed = get_context("fork").Process(target=begin, args=(root, "--only", "cases"))
+    killed.start()
+    killed.join()
+    try:
+        assert begin(root, "--only", "one") == 2
+        assert capsys.readouterr().err.endswith("build/campaign/lock: another campaign runs in this tree\n")
+    finally:
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
 
 
 def test_sides_of_a_ratio_are_of_one_boot(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

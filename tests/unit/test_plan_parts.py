@@ -103,13 +103,15 @@ def test_what_is_chosen_is_the_best_of_all(seed: int) -> None:
     for one in found:
         alone = predict(replace(job, beyond=one.beyond), interval=False)
         assert (float(alone.step_time_s), bool(alone.fits)) == (one.step_time_s, True)
-        if one.beyond is None or job.scheme.optim == "self":
+        if one.beyond is None:
             continue
         as_scheme = job.scheme.model_dump() | {"optim": f"{job.scheme.optim}@{one.beyond.optim}"}
         as_scheme |= {"offload": one.beyond.parts} if one.beyond.parts else {}
         run = predict(replace(job, scheme=Scheme.parse(as_scheme, "test"), beyond=None), interval=False)
         assert float(run.step_time_s) == one.step_time_s
-        assert run.peak_memory_bytes <= one.peak * (1 + 1e-9)
+        assert run.fits  # buckets of all units are no smaller than those of each part
+        assert run.peak_memory_bytes <= one.peak * (1 + 1e-9) <= 1.05 * run.peak_memory_bytes
+        assert run.tier_bytes["host"] <= alone.tier_bytes["host"] * (1 + 1e-9)
 
 
 def test_the_drawn_jobs_have_every_outcome() -> None:
@@ -123,6 +125,25 @@ def test_the_drawn_jobs_have_every_outcome() -> None:
     assert {(False, *each) for each in wanted} <= kinds
     assert any(is_short for is_short, *_ in kinds)
     assert any(len(each) == 2 for each in found)
+
+
+@pytest.mark.parametrize("places", [("optim@host",), ("optim@disk",), ("optim@host", "weights@host")])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_tiers_beside_a_scheme_take_what_those_of_a_scheme_do(places: tuple[str, ...], ranks: int) -> None:
+    """Gathers and buffers, too: of one rank, whose weights are gathered from the host alone, as well."""
+    tier: TierName = "disk" if "disk" in places[0] else "host"
+    made, levels = machine(10**6, 10**7, 1, 10, tier), ("self", "node")[ranks > 1]
+    for weights in ("self", levels):
+        scheme = Scheme(name="test", weights=weights, grads=weights, optim=levels)
+        job = Workload(made, STACK, model(3), scheme, ranks, 1, 64, beyond=Beyond.of(places))
+        said = {state: f"{getattr(scheme, state)}@{at}" for state, at in (p.split("@") for p in places)}
+        placed = Scheme.parse(scheme.model_dump() | said, "test")
+        beside, within = predict(job), predict(replace(job, scheme=placed, beyond=None))
+        assert float(beside.peak_memory_bytes) == pytest.approx(float(within.peak_memory_bytes), rel=1e-6)
+        assert beside.tier_bytes == {
+            t: pytest.approx(size, rel=1e-6) for t, size in within.tier_bytes.items()
+        }
+        assert beside.step_time_s == within.step_time_s
 
 
 def test_the_shortest_share_has_its_units() -> None:
@@ -140,7 +161,7 @@ def searched(made: Machine, beyond: Beyond | None, **more: object):  # type: ign
     return plan(*of, ["none", "full"], exact=True, beyond=beyond, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("update", [0.5, 500])
+@pytest.mark.parametrize("update", [0.5, 50])
 def test_a_plan_is_the_fastest_of_all_parts(update: float) -> None:
     made = machine(KIB, HOST_KIB, update, 20)
     first = searched(made, Beyond("host")).ranked[0]
@@ -236,6 +257,23 @@ def test_what_cannot_be_late_is_refused(
     verb: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([verb[0], *JOB, *verb[1:], *words]) == 2
+    refused = capsys.readouterr().err
+    assert says in refused and refused.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [["predict", "--scheme", "zero3"], ["plan"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["optim@host", "optim@disk"], "--tiers: optim in two tiers: host and disk"),
+        (["optim@host", "--tier-stride", "9" * 25], "argument --tier-stride: '999"),  # no file could say it
+        (["optim@host", "--tier-stride", "-1"], "argument --tier-stride: '-1' (allowed: "),
+    ],
+)
+def test_what_no_scheme_can_say_is_refused(
+    verb: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb[0], *JOB, *verb[1:], "--tiers", *words]) == 2
     refused = capsys.readouterr().err
     assert says in refused and refused.count("\n") == 1
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lowband.__main__ import main
+from lowband.cost.tiers import Beyond
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate
@@ -53,6 +54,33 @@ def test_what_runs_a_job(
     scheme: str, axes: Ways, accumulation: int, recompute: str, expected: list[str]
 ) -> None:
     assert list(runners(job(scheme, axes, accumulation, recompute))) == expected
+
+
+@pytest.mark.parametrize("level", ["node", "world"])
+@pytest.mark.parametrize(("weights", "stage"), [(True, 3), (False, 1)])
+def test_a_node_of_all_ranks_is_all_of_them(level: str, weights: bool, stage: int) -> None:
+    """A plan of one node says `node`: its states are on the host all the same, and no part of a group."""
+    machine, stack = setting(CONFIG, "polaris", "deepspeed-zero")
+    inner = level if weights else "self"
+    scheme = Scheme(name="plan", weights=inner, grads=inner, optim=level)
+    of = machine, stack, CONFIG.model("gpt-10b"), scheme, 4, 1, 2048
+    on_host = Workload(*of, recompute="full", beyond=Beyond("host"))
+    assert "deepspeed" in runners(on_host)
+    zero = json.loads(deepspeed(best(on_host)))["zero_optimization"]
+    assert zero == {"stage": stage, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    if level == "node":
+        assert "deepspeed" not in runners(replace(on_host, ranks=8))
+
+
+@pytest.mark.parametrize("level", ["node", "world"])
+def test_ranks_along_context_are_no_shards_of_a_node_of_all(level: str) -> None:
+    machine, stack = setting(CONFIG, "dgx-h100", "fsdp2")
+    scheme = Scheme(name="plan", weights=level, grads=level, optim=level)
+    along = Ways.of_options(1, 1).model_copy(update={"context": 2})
+    of = machine, stack, CONFIG.model("llama-3-8b"), scheme, 8, 1, 8192
+    written = tomllib.loads(torchtitan(best(Workload(*of, recompute="full", axes=along))))["parallelism"]
+    shards, replicas = (written[f"data_parallel_{name}_degree"] for name in ("shard", "replicate"))
+    assert (shards, replicas, written["context_parallel_degree"]) == (4, 1, 2)
 
 
 def test_our_engine_runs_every_scheme_of_a_model_that_it_trains() -> None:

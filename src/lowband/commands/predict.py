@@ -142,7 +142,7 @@ def add_tiers(parser: argparse.ArgumentParser, default: str) -> None:
         "--tier-share", type=positive, metavar="X", help=f"of optim's parameters (with K: {default})"
     )
     parser.add_argument(
-        "--tier-stride", type=int, metavar="K",
+        "--tier-stride", type=at_least_zero, metavar="K",
         help="every K-th of their subgroups is updated on the device; 0: none",
     )  # fmt: skip
     parser.add_argument(

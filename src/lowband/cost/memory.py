@@ -159,7 +159,7 @@ def beyond_bytes(
     """
     ranks, state = levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
     held, numel, buffers = dict(device), sum(unit_numels), 0
-    two = state * max(map(sum, pairwise([*unit_numels, 0]))) // ranks  # units, one of which comes or goes
+    two = state * largest_two(unit_numels) // ranks
     if (tier := scheme.optim_tier) != DEVICE:
         held |= {"optim": 0, at("optim", tier): state * numel // ranks, at("grads", HOST): 0}
         held[at("buffers", HOST)] = 0
@@ -180,6 +180,11 @@ def beyond_bytes(
         if tier == DISK:
             buffers = max(buffers, compute_bytes * max(unit_numels) // ranks)
     return {**held, at("buffers", HOST): buffers} if buffers else held
+
+
+def largest_two(numels: Sequence[int]) -> int:
+    """Elements of the largest two of units in turn, of which one comes while the other leaves."""
+    return max(map(sum, pairwise([*numels, 0])), default=0)
 
 
 def replica_bytes(numel: int, replica: int, world: int, sync: Sync | None) -> dict[str, int]:

@@ -93,8 +93,10 @@ class Beyond:
     share:   of the parameters, those whose optimizer states lie there
     stride:  every how-many-th of their subgroups is updated on the device, in the mean; 0: none
     offload: in place of both, by whole units, as in a scheme; or that the host's update is late
+    staying, coming: elements of the largest unit that the host updates, and of the largest two that come to
+             the device one behind the other; None: units are not known
 
-    Of several ways at once, share and stride are arrays.
+    Of several ways at once, share, stride, staying and coming are arrays.
     """
 
     optim: TierName | None = None
@@ -102,6 +104,8 @@ class Beyond:
     share: Num = 1.0
     stride: Num = 0
     offload: Offload | None = None
+    staying: Num | None = None
+    coming: Num | None = None
 
     def __post_init__(self) -> None:
         share, stride = np.asarray(self.share), np.asarray(self.stride)
@@ -132,6 +136,9 @@ class Beyond:
             if state not in ("optim", "weights") or tier not in get_args(TierName):
                 allowed = "optim@host, optim@disk, weights@host, weights@disk"
                 raise UserError(f"no place '{word}'", where="--tiers", allowed=allowed)
+            if found.get(state, tier) != tier:
+                what = f"{state} in two tiers: {found[state]} and {tier}"
+                raise UserError(what, where="--tiers", allowed="one of each state")
             found[state] = tier
         parts = share is not None or stride is not None
         if "optim" not in found and (parts or late):

@@ -34,7 +34,9 @@ from lowband.spec.activations import KEPT_KIND
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
+from lowband.spec.tiers import Tier, at
 from lowband.spec.wire import DTYPE_BYTES
 
 GIB = 2**30
@@ -137,12 +139,33 @@ _of_shards = lru_cache(maxsize=4096)(state_bytes)
 
 
 def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
-    """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
+    """Bytes of each state. Of weights beyond the device, what is gathered, and buffers, as if the scheme
+    placed them there; the rest is `moved`."""
     if job.lora is not None:
         return _states_of_adapted(job, place, accumulation)
+    found = _states_under(job.scheme, job, place, accumulation)
+    if (scheme := _gathered_scheme(job)) is job.scheme:
+        return found
+    there = _states_under(scheme, job, place, accumulation)
+    return found | {kind: there[kind] for kind in there if kind == "gathered" or kind.startswith("buffers")}
+
+
+def _gathered_scheme(job: Workload) -> Scheme:
+    """The scheme, with weights in the tier from which they are gathered."""
+    tier = None if job.placed is None else job.placed.weights
+    return job.scheme if tier in (None, job.scheme.weights_tier) else _with_weights(job.scheme, tier)
+
+
+@cache
+def _with_weights(scheme: Scheme, tier: Tier) -> Scheme:
+    return Scheme.model_validate(scheme.model_dump() | {"weights": at(scheme.weights, tier)})
+
+
+def _states_under(scheme: Scheme, job: Workload, place: Place, accumulation: int) -> dict[str, int]:
+    """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
     of_both = [
         _of_shards(
-            numels, job.scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
+            numels, scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
             DTYPE_BYTES[job.stack.summed_dtype],
         )
@@ -247,10 +270,11 @@ def _start_bytes(job: Workload, place: Place) -> float:
     """`cost.memory.start_bytes` of the fullest rank, where tensor-parallel ranks hold equal parts."""
     expert, size = job.axes.expert, DTYPE_BYTES[job.compute_dtype]
     largest, of_experts = _largest(job.model, expert)
+    scheme = _gathered_scheme(job)
     gathered = [
         numel * size
         for numel, of in ((max(place.numels), job.levels), (place.experts, job.levels_alike))
-        if are_gathered(job.scheme, of)
+        if are_gathered(scheme, of)
     ]
     whole = MASTER_BYTES * (of_experts + of_experts / expert)
     return max(MASTER_BYTES * (largest / job.axes.tensor), whole, *gathered, 0)

@@ -13,6 +13,7 @@ from lowband.cost.activations import Recompute
 from lowband.cost.bytes import stage_numels
 from lowband.cost.experts import groups_of
 from lowband.cost.lora import Lora
+from lowband.cost.memory import largest_two
 from lowband.cost.numbers import Num
 from lowband.cost.popular import with_copies
 from lowband.cost.stages import gathers
@@ -103,9 +104,14 @@ class Given:
             return placed
         numels = stage_numels(self.model, self.levels, self.axes)  # the parts are of whole units
         places = list(zip(offload.of_units(numels), numels, strict=True))
-        there = sum(numel for where, numel in places if where != "device")
-        moved = sum(numel for where, numel in places if where == "to and fro")
-        return replace(placed, share=there / sum(numels), stride=there / moved if moved else 0)
+        staying = [numel for where, numel in places if where == "beyond"]
+        coming = [numel for where, numel in places if where == "to and fro"]
+        moved = sum(coming)
+        there = sum(staying) + moved
+        return replace(
+            placed, share=there / sum(numels), stride=there / moved if moved else 0,
+            staying=max(staying, default=0), coming=largest_two(coming),
+        )  # fmt: skip
 
     @property
     def is_late(self) -> bool:

@@ -27,13 +27,15 @@ import numpy as np
 from lowband.cost.collectives import Case
 from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
 from lowband.cost.numbers import Num, join
-from lowband.cost.tiers import GIGA, MOVED_BYTES, Rates, update_s
+from lowband.cost.tiers import GIGA, MOVED_BYTES, Beyond, Rates, update_s
 from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
+from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import Bound
 from lowband.spec.stack import OURS
+from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
 GIB = 2**30
@@ -125,10 +127,8 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         if job.levels.hops(job.scheme.weights, job.scheme.optim):  # new ones of what returns, until a gather
             found["weights"] = found["weights"] + returns * DTYPE_BYTES[job.compute_dtype]
         found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        if np.any(returns):
-            two = 2 * max(place.numels) / job.levels.size(job.scheme.optim)
-            come = np.where(returns, two * (MASTER_BYTES + ADAM_MOMENT_BYTES), 0.0)
-            found["buffers"] = np.maximum(items["buffers"], come)
+        if job.scheme.optim_tier == DEVICE:  # else these are counted
+            found |= _on_their_way(job, place, beyond, found)
         found["grads@host"] = (2 if job.is_late else 1) * (there - returns) * GRAD_BYTES
         if beyond.optim == "disk" or job.is_late:  # new weights, until they are fetched
             found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
@@ -136,6 +136,26 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         found[f"weights@{beyond.weights}"] = found.get(f"weights@{beyond.weights}", 0.0) + copy
         found["weights"] = 0.0
     return found
+
+
+def _on_their_way(job: Workload, place: Place, beyond: Beyond, items: Mapping[str, Num]) -> dict[str, Num]:
+    """Buffers, with those of units' gradients, new weights and states on their way (cost/memory.py)."""
+    ranks, alike = job.levels.size(job.scheme.optim), job.levels_alike.size(job.scheme.optim)
+    units = [*(n / ranks for n in place.numels), *(n / alike for n in place.expert_numels)]
+    state, two = MASTER_BYTES + ADAM_MOMENT_BYTES, sum(sorted(units)[-2:])
+    coming = two if beyond.coming is None else beyond.coming / ranks
+    staying = max(units) if beyond.staying is None else beyond.staying / ranks
+    by_host = (beyond.share - beyond.moved) * shard(job, place, job.scheme.optim)
+    staying = np.minimum(staying, by_host)
+    stashed = staying  # by bucket where every rank has the whole gradient (spec/buckets.py)
+    if job.levels.world > ranks == 1:
+        stashed = np.maximum(staying, np.minimum(by_host, BUCKET_NUMEL))
+    here = np.maximum(GRAD_BYTES * stashed, np.where(beyond.moved, state * coming, 0.0))
+    there = staying * DTYPE_BYTES[job.compute_dtype]
+    if beyond.optim == "disk":
+        there = np.maximum(there, state * two)
+    kind = at("buffers", HOST)
+    return {"buffers": np.maximum(items["buffers"], here), kind: np.maximum(items.get(kind, 0.0), there)}
 
 
 def held(job: Workload, items: Mapping[str, Num]) -> dict[TierName, Num]:

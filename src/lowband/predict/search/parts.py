@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.bytes import stage_numels
+from lowband.cost.memory import largest_two
 from lowband.cost.tiers import Beyond
 from lowband.predict.footprint import GIB, memory_items, peak_bytes
 from lowband.predict.room import surely
@@ -43,13 +44,15 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """By choice, how many units are beyond the device, every how-many-th of them comes to it, and which share
-    and mean stride that is of the parameters."""
+    """By choice, how many units are beyond the device, every how-many-th of them comes to it, which share and
+    mean stride that is of the parameters, and elements of those that stay and that come, as Beyond's."""
 
     counts: list[int]
     every: list[int]
     share: Floats
     stride: Floats
+    staying: Floats
+    coming: Floats
 
 
 def are_free(job: Workload) -> bool:
@@ -97,7 +100,9 @@ def _grid(
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds, peak bytes, and bytes by which memory is short, by micro-batch and choice."""
     each = job.varied(micro_batch=batches[:, None], accumulation=many[:, None])
-    beyond = replace(job.beyond or Beyond(), share=choices.share[ALL:], stride=choices.stride[ALL:])
+    names = "share", "stride", "staying", "coming"
+    of_units = {name: getattr(choices, name)[ALL:] for name in names}
+    beyond = replace(job.beyond or Beyond(), **of_units)
     parts = []
     for one in (each.varied(beyond=None), each.varied(beyond=beyond)):
         items = memory_items(one)
@@ -159,7 +164,17 @@ def choices_of(numels: tuple[int, ...]) -> Choices:
     counts, moved = zip(*found, strict=True)
     there, returns = np.array([held[count] for count in counts], dtype=float), np.array(moved, dtype=float)
     stride = np.divide(there, returns, out=np.zeros(there.size), where=returns > 0)
-    return Choices(list(counts), list(found.values()), there / total, stride)
+    strides = list(found.values())
+    units = [_units(turned[:count], every) for count, every in zip(counts, strides, strict=True)]
+    staying, coming = np.array(units, dtype=float).T
+    return Choices(list(counts), strides, there / total, stride, staying, coming)
+
+
+def _units(there: Sequence[int], every: int) -> tuple[int, int]:
+    """Elements of the largest of them that stays there, and of the largest two that come."""
+    coming = there[every - 1 :: every] if every else ()
+    staying = (numel for i, numel in enumerate(there, start=1) if not every or i % every)
+    return max(staying, default=0), largest_two(coming)
 
 
 def short_share(numels: Sequence[int], count: int) -> float:

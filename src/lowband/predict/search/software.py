@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lowband.cost.activations import Recompute
 from lowband.cost.tiers import Beyond
 from lowband.predict.workload import Workload
-from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.mesh import SELF
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
@@ -97,19 +97,26 @@ def _of_megatron(s: Scheme, job: Workload) -> bool:
     return _is_exact(s) and s.secondary is None and (s.weights, s.grads) == (SELF, SELF)
 
 
+def is_all(level: str, job: Workload) -> bool:
+    """Whether a group of the level is all ranks along data, as a node is of a job that it holds."""
+    return level != SELF and job.levels.size(level) == job.levels.world
+
+
 def _of_deepspeed(s: Scheme, job: Workload) -> bool:
     wires = {name: s.wire(name) for name in WIRES}
     if job.is_in_stages:
         return _of_megatron(s, job)
-    if s.weights == WORLD:  # ZeRO-3, with the weights of a node once more where ZeRO++ gathers them there
+    if is_all(s.weights, job):  # ZeRO-3, with weights of a node once more where ZeRO++ gathers them there
         gathers = wires["forward_gather"], wires["backward_gather"]
         quantized = gathers in (("native", "native"), ("int8", "int8")) or (
             s.secondary is not None and gathers == ("int8", "native")
         )
-        return s.grads == WORLD and quantized and wires["boundary_reduce"] == "native"
+        return quantized and wires["boundary_reduce"] == "native"
     if s.weights != SELF:  # MiCS
         return _is_exact(s) and s.secondary is None and s.weights == s.grads == s.optim
-    return _is_exact(s) and (s.grads, s.optim) in ((SELF, SELF), (SELF, WORLD), (WORLD, WORLD))
+    if s.optim == SELF:
+        return _is_exact(s)
+    return _is_exact(s) and is_all(s.optim, job) and (s.grads == SELF or is_all(s.grads, job))
 
 
 def _of_fsdp(s: Scheme, job: Workload) -> bool:
@@ -146,9 +153,9 @@ def _of_megatron_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:
 
 def _of_deepspeed_in_tiers(beyond: Beyond, s: Scheme, job: Workload) -> bool:
     whole = beyond.share == 1 and beyond.weights is None and beyond.optim == "host"
-    is_sharded = s.optim == WORLD and not job.is_in_stages
+    is_sharded = is_all(s.optim, job) and not job.is_in_stages
     is_by_host = beyond.stride == 0 and not beyond.is_late
-    return is_sharded and is_by_host and beyond.optim is not None and (whole or s.weights == WORLD)
+    return is_sharded and is_by_host and beyond.optim is not None and (whole or is_all(s.weights, job))
 
 
 def _of_fsdp_on_host(beyond: Beyond, s: Scheme, job: Workload) -> bool:

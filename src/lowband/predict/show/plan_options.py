@@ -12,7 +12,7 @@ from typing import Any
 
 from lowband.errors import UserError
 from lowband.predict.search.candidates import Candidate
-from lowband.predict.search.software import every_of_rank, layers_of_stage, runners
+from lowband.predict.search.software import every_of_rank, is_all, layers_of_stage, runners
 from lowband.predict.workload import Workload
 from lowband.spec.files import create_whole
 from lowband.spec.mesh import SELF, WORLD
@@ -115,7 +115,7 @@ def deepspeed(best: Candidate) -> str:
     zero: dict[str, Any] = {"stage": stage}
     if scheme.secondary is not None:
         zero["zero_hpz_partition_size"] = job.levels.size(scheme.secondary)
-    if stage == 3 and scheme.weights != WORLD:
+    if stage == 3 and not is_all(scheme.weights, job):
         zero["mics_shard_size"] = job.levels.size(scheme.weights)
     if scheme.wire("forward_gather") != "native":
         zero["zero_quantized_weights"] = True
@@ -137,7 +137,7 @@ def deepspeed(best: Candidate) -> str:
 def torchtitan(best: Candidate) -> str:
     """Its TOML, without the model's flavor."""
     job, axes, scheme = best.job, best.job.axes, best.job.scheme
-    shard = job.levels.size(scheme.optim) // (axes.context if scheme.optim == WORLD else 1)
+    shard = job.levels.size(scheme.optim) // (axes.context if is_all(scheme.optim, job) else 1)
     own = best.micro_batch * (best.accumulation if job.is_in_stages else 1)
     least = max(axes.layers, default=0)
     parallelism = {
