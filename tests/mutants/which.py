@@ -28,6 +28,7 @@ def folder_of(file: str) -> str:
 
 
 SHIPPED = f"{UNIT}shipped_predictions.py"  # all that the predictor says of published runs
+TERMS = f"{UNIT}cost_terms.py"  # single terms by hand, in a blink
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
@@ -157,7 +158,7 @@ _ENGINE = {
     "units/bucket": [*_dist("buckets", "backward_order", "library_steps"), *EVERY_STEP, *_dist("idioms")],
     "units/by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "units/changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
-    "units/steps": [*_dist("sync", "matrices", "idioms", "misuse"), *EVERY_STEP],
+    "units/steps": [*_dist("late", "sync", "matrices", "idioms", "misuse"), *EVERY_STEP],
     "units/division": [*_dist("unit_placements", "library"), *EVERY_STEP],
     "units/gradients": [*_dist("buckets", "library_steps", "library"), *EVERY_STEP],
     "units/initial": _dist("deferred", "safetensors"),
@@ -289,8 +290,10 @@ _TESTS = {
     "predict/search/relief": [f"{UNIT}plan_relief.py"],
     "predict/search/parts": [f"{UNIT}plan_parts.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],
+    "predict/show/plan_text": [f"{UNIT}plan_relief.py", f"{UNIT}plan_parts.py", f"{UNIT}predict.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
     "predict/show/whole_text": [f"{UNIT}whole_run.py"],
+    "predict/workload": [f"{UNIT}predict_context.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/whole": [f"{UNIT}whole_run.py"],
     "predict/context": [f"{UNIT}predict_context.py"],
     "predict/experts": [f"{UNIT}predict_experts.py"],
@@ -347,4 +350,5 @@ def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
     inside = Path(file).relative_to("src/lowband").with_suffix("")
     found = next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
-    return [*found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found
+    terms = [TERMS] if inside.parts[0] == "cost" else []
+    return [*terms, *found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found

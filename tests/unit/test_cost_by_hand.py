@@ -467,6 +467,7 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
     ("changes", "words"),
     [
         ({"ranks": 0}, "ranks 0"),
+        ({"ranks": 6}, "machine 'made-up': data 6 does not fill whole groups of level 'node' of 4"),
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
         ({"axes": Ways(tensor=3)}, "8 ranks are no multiple of tensor 3"),

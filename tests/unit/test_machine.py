@@ -11,6 +11,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
+from lowband.spec.sourced import Fact
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +110,19 @@ def test_the_attained_box_has_the_rates_that_frontiers_facts_give() -> None:
     assert device.matmul_efficiency is not None
     reached = device.peak_tflops["bf16"] * device.matmul_efficiency.value
     assert box.box.tflops == pytest.approx(reached, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [(1.9, "outside"), (2, "on a bound"), (2.02, "on a bound"), (2.03, "inside"), (3.97, "inside"),
+     (3.98, "on a bound"), (4, "on a bound"), (4.1, "outside")],
+)  # fmt: skip
+def test_a_fitted_constant_lies_in_its_bounds(value: float, place: str) -> None:
+    """Within a hundredth of the range, 0.02, it lies on a bound; of what was not fitted nothing is said."""
+    bounds = {"low": 2, "high": 4, "source": "made up"}
+    fitted = Fact(value=value, source="made up", calibrated_on=("row",), bounds=bounds)
+    assert fitted.place == place
+    assert Fact(value=value, source="made up").place is None
 
 
 ZERO = {"value": 0, "source": "made up"}
