@@ -235,8 +235,14 @@ _TESTS = {
     "spec/batch_script": [f"{UNIT}submittable.py"],
     "spec/slurm_task": [f"{UNIT}job.py"],
     "spec/lock": [f"{UNIT}lock.py", f"{UNIT}report_status.py"],
-    "spec/csv_tables": [f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")],
+    "spec/csv_tables": [
+        f"{UNIT}plain_data.py", *(f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")),
+    ],
     "spec/kernel_rows": [f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
+    "cost/compute": [
+        *(f"{UNIT}{of}.py" for of in ("cost_by_hand", "predict_experts", "predict_lora", "model_shapes")),
+        f"{UNIT}predict.py",
+    ],
     "spec/machine": [
         f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")
     ],
@@ -293,6 +299,10 @@ _TESTS = {
     "predict/show/plan_text": [f"{UNIT}plan_relief.py", f"{UNIT}plan_parts.py", f"{UNIT}predict.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
     "predict/show/whole_text": [f"{UNIT}whole_run.py"],
+    "predict/refused": [
+        *(f"{UNIT}{of}.py" for of in ("cost_by_hand", "predict_kept", "predict_lora", "predict_context")),
+        f"{UNIT}products_and_recomputation.py", f"{UNIT}predict_tiers.py", f"{UNIT}predict_linear.py",
+    ],
     "predict/workload": [f"{UNIT}predict_context.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/whole": [f"{UNIT}whole_run.py"],
     "predict/context": [f"{UNIT}predict_context.py"],

@@ -489,6 +489,12 @@ def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> N
         job(**changes)
 
 
+def test_a_scheme_that_the_machine_cannot_serve_names_both() -> None:
+    scheme = ZERO3.model_copy(update={"name": "x", "weights": "rack"})
+    with pytest.raises(UserError, match=r"^scheme 'x' on machine 'made-up': weights: no level 'rack'"):
+        replace(job(), scheme=scheme)
+
+
 def test_ranks_are_numbered_tensor_parallel_first() -> None:
     one = job(ranks=32, axes=Ways(tensor=2, pipeline=4))
     assert one.levels.sizes == (1, 2, 4)

@@ -141,6 +141,7 @@ def test_named_llamas_are_the_published_shapes(name: str, tmp_path: Path) -> Non
         ),
         ({"model_type": "gemma2", "sliding_window": 8, "layer_types": ["full_attention", "x", "x"]}, "order"),
         ({"model_type": "deepseek_v2", **LATENT, "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "deepseek_v2", **LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"head_dim": 33}, "an even head size"),

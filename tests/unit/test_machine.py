@@ -156,6 +156,15 @@ def test_a_number_that_no_machine_has_is_refused(place: tuple, value: object, sa
         Machine.parse(sound, "file")
 
 
+@pytest.mark.parametrize("name", ["package", "self", "host", "disk"])
+def test_levels_have_names_of_their_own(name: str) -> None:
+    values = Config(ROOT).machine("frontier").model_dump(exclude_none=True)
+    assert values["levels"][0]["name"] == "package"
+    values["levels"][1]["name"] = name
+    with pytest.raises(UserError, match="level names are unique and none is self or "):
+        Machine.parse(values, "machine.yaml")
+
+
 def test_a_box_needs_a_link_at_every_level() -> None:
     box = Config(ROOT).machine("frontier-box").model_dump(exclude_none=True)
     Machine.parse(box, "file")

@@ -127,6 +127,21 @@ def test_what_is_no_batch_is_refused(text, message, tmp_path):
         read_lengths(tmp_path / "file", MODEL)
 
 
+def test_a_batch_is_text_and_not_endless(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"7\n\xff")
+    with pytest.raises(UserError, match="file: is no text"):
+        read_lengths(path, MODEL)
+    path.write_text("7\n" * 4096)
+    assert len(read_lengths(path, MODEL)) == 4096
+    path.write_text("7\n" * 4097)
+    with pytest.raises(UserError, match="more than 4096 sequences"):
+        read_lengths(path, MODEL)
+    path.write_text(f"7\n{'0' * 13}7")
+    with pytest.raises(UserError, match=r"file:2: '0{13}7' is no length"):
+        read_lengths(path, MODEL)
+
+
 def test_states_that_leave_no_room_are_refused():
     with pytest.raises(UserError, match="no room for a token beside its states"):
         job(1).costs()
