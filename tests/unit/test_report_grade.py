@@ -203,6 +203,15 @@ def test_a_reported_text_without_a_number_is_refused(tables: Path, tmp_path: Pat
         grade(tables, tmp_path, reported=[{"csv": "paper.csv", "where": {"row": "0"}}])
 
 
+@pytest.mark.parametrize(("where", "says"), [({"unit": "u"}, "2 rows with"), ({"row": "7"}, "0 rows with")])
+def test_a_reported_value_is_of_one_row(
+    tables: Path, tmp_path: Path, where: dict[str, str], says: str
+) -> None:
+    (tmp_path / "paper.csv").write_text("row,value,unit,source_url,read_as\n0,1.5,u,,\n1,2.5,u,,\n")
+    with pytest.raises(UserError, match=f"paper.csv: {says}.*exactly one"):
+        grade(tables, tmp_path, reported=[{"csv": "paper.csv", "where": where}])
+
+
 def test_our_value_is_put_into_the_claims_unit(tables: Path, tmp_path: Path) -> None:
     row = grade(tables, tmp_path, divided_by=2, target=1.25, relation="==")
     assert (row["ours"], row["verdict"]) == (pytest.approx(1.25), "met")
