@@ -86,6 +86,12 @@ def test_ranks_that_do_not_fill_groups_are_refused(inner: dict[str, int], world:
         Levels.fit(inner, world)
 
 
+@pytest.mark.parametrize("inner", [{"node": 0}, {"world": 4}, {"self": 1}, {"host": 4}, {"disk": 4}])
+def test_levels_that_nobody_can_tell_apart_are_refused(inner: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=f"inner levels {inner}"):
+        Levels.fit(inner, 8)
+
+
 def test_unknown_level_names_the_known_ones() -> None:
     with pytest.raises(UserError, match="rack") as error:
         Levels.fit({"node": 2}, 4).size("rack")
