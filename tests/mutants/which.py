@@ -269,7 +269,9 @@ _TESTS = {
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
     ],
     "spec/placement": [f"{UNIT}suites.py", *_dist("offload", "sync_partners")],
-    "spec/scheme_check": [f"{UNIT}suites.py", *_dist("offload", "sync", "sync_partners")],
+    "spec/scheme_check": [
+        *(f"{UNIT}{of}.py" for of in ("sync_schedule", "suites")), *_dist("offload", "sync", "sync_partners"),
+    ],
     "spec/softmax": [f"{UNIT}softmax_report.py"],
     "spec/yaml_model": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],
