@@ -8,13 +8,13 @@ from machines import SIZES, fact, machine
 
 from lowband.cost.activations import Recompute, to_host_bytes
 from lowband.cost.buffers import buffer_bytes
-from lowband.cost.bytes import unit_numels
+from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.collectives import Network
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.experts import copied_bytes
 from lowband.cost.lora import Lora
 from lowband.cost.matrices import exchange_s
-from lowband.cost.memory import start_bytes
+from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.states import sent_as_states
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
@@ -60,6 +60,27 @@ def test_what_is_fetched_is_beside_gathers_and_no_reduction() -> None:
     )
     for scheme in (on_device, beyond):
         assert buffer_bytes([8000], scheme, Levels.fit({}, 8), "bf16", "bf16", "gloo") == 16000 + 14000
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_copies_of_weights_beyond_the_device(tier: str) -> None:
+    """On 4 ranks a root's shard of 2,048 bytes and a block's of 4,096, in three micro-batches: new weights go
+    once; for a forward they come but where they are new, twice, and for a backward three times, but a root's,
+    which stays. Of a disk all go by way of the host."""
+    places = {"weights": f"world@{tier}", "grads": "world", "optim": f"world@{tier}"}
+    scheme = Scheme.model_validate({"name": "s", **places})
+    sent = sent_bytes([4096, 8192], scheme, Levels.fit({}, 4), "bf16", "bf16", 3, False)
+    copied = {"weights_stash": 6144, "forward_fetch": 2 * 6144, "backward_fetch": 3 * 4096}
+    states = {"stash": 12 * 3072, "fetch": 12 * 3072} if tier == "disk" else {}
+    of_host = {"stash": 4 * 3072, "fetch": 2 * 3072} | copied
+    for place, rows in (("host", of_host), ("disk", states | copied if tier == "disk" else {})):
+        assert {row: count for (at, row, _), count in sent.items() if at == place} == rows
+
+
+def test_the_two_largest_blocks_are_gathered_beside_the_root() -> None:
+    zero3 = Scheme(name="zero3", weights="world", grads="world", optim="world")
+    found = state_bytes([1024, 2048, 4096, 3072], zero3, Levels.fit({}, 4), "bf16", "bf16", 1, "gloo")
+    assert found["gathered"] == 2 * (1024 + 4096 + 3072)
 
 
 @pytest.mark.parametrize(("rank", "peak"), [(None, 4 * 1536), (0, 2 * 1792), (1, 4 * 1536), (6, 4 * 1536)])
