@@ -28,6 +28,7 @@ def folder_of(file: str) -> str:
 
 
 SHIPPED = f"{UNIT}shipped_predictions.py"  # all that the predictor says of published runs
+TERMS = f"{UNIT}cost_terms.py"  # single terms by hand, in a blink
 _PREDICT = [f"{UNIT}cost_by_hand.py", f"{UNIT}predict.py"]
 _COUNTED = [f"{DIST}counts.py", f"{DIST}closed_forms.py"]
 # What every step of training goes through, behind the tests that are about a file of the engine.
@@ -157,7 +158,7 @@ _ENGINE = {
     "units/bucket": [*_dist("buckets", "backward_order", "library_steps"), *EVERY_STEP, *_dist("idioms")],
     "units/by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "units/changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
-    "units/steps": [*_dist("sync", "matrices", "idioms", "misuse"), *EVERY_STEP],
+    "units/steps": [*_dist("late", "sync", "matrices", "idioms", "misuse"), *EVERY_STEP],
     "units/division": [*_dist("unit_placements", "library"), *EVERY_STEP],
     "units/gradients": [*_dist("buckets", "library_steps", "library"), *EVERY_STEP],
     "units/initial": _dist("deferred", "safetensors"),
@@ -234,8 +235,14 @@ _TESTS = {
     "spec/batch_script": [f"{UNIT}submittable.py"],
     "spec/slurm_task": [f"{UNIT}job.py"],
     "spec/lock": [f"{UNIT}lock.py", f"{UNIT}report_status.py"],
-    "spec/csv_tables": [f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")],
+    "spec/csv_tables": [
+        f"{UNIT}plain_data.py", *(f"{UNIT}report_{of}.py" for of in ("collect", "tables", "points", "grade")),
+    ],
     "spec/kernel_rows": [f"{UNIT}report_kernels.py", "tests/kernels/test_bench.py"],
+    "cost/compute": [
+        *(f"{UNIT}{of}.py" for of in ("cost_by_hand", "predict_experts", "predict_lora", "model_shapes")),
+        f"{UNIT}predict.py",
+    ],
     "spec/machine": [
         f"{UNIT}{of}.py" for of in ("machine", "suites", "box_layout", "predict", "counterparts")
     ],
@@ -262,7 +269,9 @@ _TESTS = {
         f"{UNIT}{of}.py" for of in ("suites", "counterparts", "report_points", "report_collect")
     ],
     "spec/placement": [f"{UNIT}suites.py", *_dist("offload", "sync_partners")],
-    "spec/scheme_check": [f"{UNIT}suites.py", *_dist("offload", "sync", "sync_partners")],
+    "spec/scheme_check": [
+        *(f"{UNIT}{of}.py" for of in ("sync_schedule", "suites")), *_dist("offload", "sync", "sync_partners"),
+    ],
     "spec/softmax": [f"{UNIT}softmax_report.py"],
     "spec/yaml_model": [f"{UNIT}{of}.py" for of in ("suites", "records", "command_line", "report_claims")],
     "spec/suites": [f"{UNIT}{of}.py" for of in ("suites", "job", "report_points")],
@@ -287,11 +296,18 @@ _TESTS = {
     "predict/search/peaks": [f"{UNIT}plan_bounds.py"],
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
+    "predict/search/groups": [f"{UNIT}plan_software.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],
     "predict/search/parts": [f"{UNIT}plan_parts.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],
+    "predict/show/plan_text": [f"{UNIT}plan_relief.py", f"{UNIT}plan_parts.py", f"{UNIT}predict.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
     "predict/show/whole_text": [f"{UNIT}whole_run.py"],
+    "predict/refused": [
+        *(f"{UNIT}{of}.py" for of in ("cost_by_hand", "predict_kept", "predict_lora", "predict_context")),
+        f"{UNIT}products_and_recomputation.py", f"{UNIT}predict_tiers.py", f"{UNIT}predict_linear.py",
+    ],
+    "predict/workload": [f"{UNIT}predict_context.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/whole": [f"{UNIT}whole_run.py"],
     "predict/context": [f"{UNIT}predict_context.py"],
     "predict/experts": [f"{UNIT}predict_experts.py"],
@@ -348,4 +364,5 @@ def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
     inside = Path(file).relative_to("src/lowband").with_suffix("")
     found = next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
-    return [*found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found
+    terms = [TERMS] if inside.parts[0] == "cost" else []
+    return [*terms, *found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found

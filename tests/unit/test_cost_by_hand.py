@@ -467,6 +467,7 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
     ("changes", "words"),
     [
         ({"ranks": 0}, "ranks 0"),
+        ({"ranks": 6}, "machine 'made-up': data 6 does not fill whole groups of level 'node' of 4"),
         ({"accumulation": 0}, "accumulation 0"),
         ({"micro_batch": np.array([1, 0])}, "micro_batch"),
         ({"axes": Ways(tensor=3)}, "8 ranks are no multiple of tensor 3"),
@@ -486,6 +487,12 @@ def test_gradients_wait_only_where_they_accumulate() -> None:
 def test_degrees_that_do_not_divide(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         job(**changes)
+
+
+def test_a_scheme_that_the_machine_cannot_serve_names_both() -> None:
+    scheme = ZERO3.model_copy(update={"name": "x", "weights": "rack"})
+    with pytest.raises(UserError, match=r"^scheme 'x' on machine 'made-up': weights: no level 'rack'"):
+        replace(job(), scheme=scheme)
 
 
 def test_ranks_are_numbered_tensor_parallel_first() -> None:

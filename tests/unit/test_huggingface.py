@@ -131,8 +131,17 @@ def test_named_llamas_are_the_published_shapes(name: str, tmp_path: Path) -> Non
         ({"num_experts": 4}, "num_experts 4 cannot be predicted for llama"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window True"),
         ({"model_type": "qwen3_moe", **FEW, "mlp_only_layers": [1]}, "layers without experts"),
+        *(
+            ({"model_type": "qwen2_moe", **FEW, **of}, "a shared expert of")
+            for of in (
+                {"shared_expert_intermediate_size": 48},
+                {"shared_expert_intermediate_size": "64"},
+                {"moe_intermediate_size": 0, "shared_expert_intermediate_size": 64},
+            )
+        ),
         ({"model_type": "gemma2", "sliding_window": 8, "layer_types": ["full_attention", "x", "x"]}, "order"),
         ({"model_type": "deepseek_v2", **LATENT, "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "deepseek_v2", **LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"head_dim": 33}, "an even head size"),
@@ -166,6 +175,13 @@ def test_windows_as_files_have_them(tmp_path: Path) -> None:
     assert read("gemma2", sliding_window=32) == (32, 2)
     assert read("gemma3_text", sliding_window=32) == (32, 6)
     assert read("gpt_oss", sliding_window=32, num_local_experts=4) == (32, 2)
+
+
+@pytest.mark.parametrize(("wide", "one", "count"), [(64, 32, 2), (3, 1, 3)])
+def test_a_wide_shared_expert_is_several(wide: int, one: int, count: int, tmp_path: Path) -> None:
+    of = {"shared_expert_intermediate_size": wide, "moe_intermediate_size": one}
+    path = saved(tmp_path, "qwen2_moe", {**FEW, **of})
+    assert Config(ROOT).given_model(str(path)).shared_experts == count
 
 
 def test_biases_that_a_gpt_neox_does_not_mention_are_there(tmp_path: Path) -> None:

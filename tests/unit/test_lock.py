@@ -99,6 +99,18 @@ def test_looking_at_a_lock_refuses_nobody(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(slept) == 3
 
 
+def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is held is tried for a second; the clock of this test has no further times."""
+    path, slept = tmp_path / "run.lock", list[float]()
+    monkeypatch.setattr(lock.time, "sleep", slept.append)
+    monkeypatch.setattr(lock.time, "monotonic", iter([5.0, 5.5, 5.9, 6.1]).__next__)
+    with hold(path):
+        monkeypatch.setattr(lock.time, "monotonic", iter([5.0, 5.5, 5.9, 6.1]).__next__)
+        with pytest.raises(UserError, match=f"is being run by process {os.getpid()} on"), hold(path):
+            pass
+    assert len(slept) == 2
+
+
 def test_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

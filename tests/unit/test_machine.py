@@ -11,6 +11,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
+from lowband.spec.sourced import Fact
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,6 +86,12 @@ def test_ranks_that_do_not_fill_groups_are_refused(inner: dict[str, int], world:
         Levels.fit(inner, world)
 
 
+@pytest.mark.parametrize("inner", [{"node": 0}, {"world": 4}, {"self": 1}, {"host": 4}, {"disk": 4}])
+def test_levels_that_nobody_can_tell_apart_are_refused(inner: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=f"inner levels {inner}"):
+        Levels.fit(inner, 8)
+
+
 def test_unknown_level_names_the_known_ones() -> None:
     with pytest.raises(UserError, match="rack") as error:
         Levels.fit({"node": 2}, 4).size("rack")
@@ -109,6 +116,19 @@ def test_the_attained_box_has_the_rates_that_frontiers_facts_give() -> None:
     assert device.matmul_efficiency is not None
     reached = device.peak_tflops["bf16"] * device.matmul_efficiency.value
     assert box.box.tflops == pytest.approx(reached, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [(1.9, "outside"), (2, "on a bound"), (2.02, "on a bound"), (2.03, "inside"), (3.97, "inside"),
+     (3.98, "on a bound"), (4, "on a bound"), (4.1, "outside")],
+)  # fmt: skip
+def test_a_fitted_constant_lies_in_its_bounds(value: float, place: str) -> None:
+    """Within a hundredth of the range, 0.02, it lies on a bound; of what was not fitted nothing is said."""
+    bounds = {"low": 2, "high": 4, "source": "made up"}
+    fitted = Fact(value=value, source="made up", calibrated_on=("row",), bounds=bounds)
+    assert fitted.place == place
+    assert Fact(value=value, source="made up").place is None
 
 
 ZERO = {"value": 0, "source": "made up"}
@@ -140,6 +160,15 @@ def test_a_number_that_no_machine_has_is_refused(place: tuple, value: object, sa
     part[last] = value
     with pytest.raises(UserError, match=f"^file: {place[0]}.*{says}"):
         Machine.parse(sound, "file")
+
+
+@pytest.mark.parametrize("name", ["package", "self", "host", "disk"])
+def test_levels_have_names_of_their_own(name: str) -> None:
+    values = Config(ROOT).machine("frontier").model_dump(exclude_none=True)
+    assert values["levels"][0]["name"] == "package"
+    values["levels"][1]["name"] = name
+    with pytest.raises(UserError, match="level names are unique and none is self or "):
+        Machine.parse(values, "machine.yaml")
 
 
 def test_a_box_needs_a_link_at_every_level() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lowband.errors import UserError
 from lowband.spec.config import Config
+from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import MOST_VALUES, parse_json, parse_yaml, read_yaml
 from lowband.spec.yaml_model import Strict
 from tests.refused import refusal
@@ -35,6 +36,22 @@ def test_yaml_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     said = refusal(read_yaml, path)
     assert "file.yaml" in said
     assert len(said) < 1000
+
+
+def test_what_is_no_mapping_of_names_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    for text, says in (
+        ("- x", "file.yaml: is not a mapping of keys to values"), ("1: x", "file.yaml: key 1 is not text"),
+        ("x: 1\ny: &a [*a]", "file.yaml:2: a value contains itself"),
+    ):  # fmt: skip
+        path.write_text(text)
+        assert says in refusal(read_yaml, path)
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2,3\n4,5,6,7\n", 'a\n"', "a,b\n1\n2,3,4\n"])
+def test_a_file_that_is_no_table(text: str, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    assert "runs.csv: no such table: " in refusal(read_table, tmp_path / "runs.csv")
 
 
 @pytest.mark.parametrize(

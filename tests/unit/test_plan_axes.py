@@ -18,7 +18,7 @@ from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import KNOBS, Plan
-from lowband.predict.search.degrees import axes_to_try, ends
+from lowband.predict.search.degrees import axes_to_try, ends, possible
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload, workload_of
@@ -177,6 +177,26 @@ def test_every_schedule_is_tried_where_two_stages_share_an_embedding() -> None:
     schedules = {one.job.axes.schedule for one in found.candidates.values() if one.job.is_in_stages}
     assert schedules == set(get_args(Schedule))
     assert found.left_out == "not tried: ranks along context, but those of --cp"
+
+
+def test_stages_that_are_not_predicted_are_not_tried() -> None:
+    """Seven blocks on four stages are two, two, two and one; not of a model of which some have no experts.
+    Six of which every second is one of softmax are on two stages three each, which differ."""
+    machine = CONFIG.machine("dgx-a100-40gb")
+    model = ModelSpec(name="g", layers=7, hidden=64, heads=8, vocab=96, seq_len=512, source="made up")
+
+    def found(stages: int, **changes: object) -> set[tuple[int, ...]]:
+        one = model.model_copy(update=changes)
+        return {way.layers for way in possible(machine, one, 4, [Ways(pipeline=stages)], 512, [], [])}
+
+    assert found(4) == {(2, 2, 2, 1)}
+    assert found(4, layers=8, experts=4, dense_layers=1) == {()}
+    with pytest.raises(UserError, match="7 layers cannot be divided over 4 stages"):
+        found(4, experts=4, dense_layers=1)
+    hybrid = {"attention": "linear", "softmax_every": 2}
+    assert found(2, layers=8, **hybrid) == {()}
+    with pytest.raises(UserError, match="not every 2-th layer is one of softmax are not predicted"):
+        found(2, layers=6, **hybrid)
 
 
 @pytest.mark.parametrize(

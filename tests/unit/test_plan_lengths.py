@@ -81,6 +81,16 @@ def test_micro_steps_are_the_best_of_those_that_are_tried(zones):
     assert found.seconds == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize("zones", [True, False])
+def test_one_micro_step_more_than_the_fewest_may_be_faster(zones):
+    """Ranks have room for 10 tokens each, so that 8, 8 and 4 fill both, if the 4 are on both: 8 + 25 x 4
+    seconds; in groups, which do not overlap, all are on both. In two micro-steps each is alone: 8 + 8."""
+    slow = Costs({1: lambda n: 1.0 * n, 2: lambda n: 25.0 * n}, room=10)
+    found = plan_lengths([8, 8, 4], 2, slow, [1, 2], zones)
+    check(found, [8, 8, 4], 2, slow, zones)
+    assert (len(found.steps), found.seconds) == (2, pytest.approx(16))
+
+
 def test_a_batch_of_512_on_64_ranks_is_a_small_milp():
     lengths, degrees = long_tailed(512, 0), list(EXCHANGE)
     cost = costs(room=3000, fixed_s=0.5)

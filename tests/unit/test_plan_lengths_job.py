@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machines import fact, machine
 
 from lowband.__main__ import main
 from lowband.errors import UserError
@@ -14,6 +15,8 @@ from lowband.predict.search.lengths import plan_lengths
 from lowband.predict.search.lengths_cost import OF_A_SEQUENCE, Job, read_lengths
 from lowband.predict.time import step_time
 from lowband.spec.config import Config
+from lowband.spec.model import ModelSpec
+from lowband.spec.stack import OURS
 
 CONFIG = Config(Path(__file__).parents[2])
 MACHINE, STACK = setting(CONFIG, "dgx-a100-40gb", "ours")
@@ -37,6 +40,17 @@ def test_seconds_are_those_of_the_fastest_way():
             sums = {way: sum(float(items[name]) for name in OF_A_SEQUENCE) for way, items in each.items()}
             assert seconds == pytest.approx(min(sums.values()), rel=1e-12)
             assert sums[mine.known[degree, int(length)][1]] == min(sums.values())
+
+
+@pytest.mark.parametrize(("overlap", "waited"), [(0, 1), (0.25, 0.75), (1, 0)])
+def test_a_micro_step_waits_for_what_the_stack_does_not_hide(overlap: float, waited: float) -> None:
+    """A root of 10,752 elements and four blocks of 51,200 in bf16, on the two ranks of a package: half of it
+    crosses a link of 4 GB/s to be gathered, and to be reduced; the blocks' are gathered again."""
+    model = ModelSpec(name="g", layers=4, hidden=64, heads=8, vocab=128, seq_len=32, source="made up")
+    stack = OURS.model_copy(update={"overlap": fact(overlap)})
+    whole = (2 * (10752 + 4 * 51200) + 4 * 51200) * 2 / 2 / 4e9
+    found = Job(machine(), stack, model, 2, "none").costs().fixed_s
+    assert found == pytest.approx(waited * whole, abs=1e-15)
 
 
 def test_the_room_fills_the_memory_of_the_fullest_way_and_of_no_other():
@@ -111,6 +125,21 @@ def test_what_is_no_batch_is_refused(text, message, tmp_path):
     (tmp_path / "file").write_text(text)
     with pytest.raises(UserError, match=message):
         read_lengths(tmp_path / "file", MODEL)
+
+
+def test_a_batch_is_text_and_not_endless(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"7\n\xff")
+    with pytest.raises(UserError, match="file: is no text"):
+        read_lengths(path, MODEL)
+    path.write_text("7\n" * 4096)
+    assert len(read_lengths(path, MODEL)) == 4096
+    path.write_text("7\n" * 4097)
+    with pytest.raises(UserError, match="more than 4096 sequences"):
+        read_lengths(path, MODEL)
+    path.write_text(f"7\n{'0' * 13}7")
+    with pytest.raises(UserError, match=r"file:2: '0{13}7' is no length"):
+        read_lengths(path, MODEL)
 
 
 def test_states_that_leave_no_room_are_refused():

@@ -10,6 +10,7 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.cost.tiers import Beyond
+from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate
@@ -171,6 +172,18 @@ def test_the_command_writes_them(
     assert "is taken" in capsys.readouterr().err
     assert main([*of, "llm-foundry"]) == 2
     assert "no options of its to write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        (4, "groups of 4 ranks on nodes of 8"), (8, "groups of 8 ranks on nodes of 8"),
+        (12, "groups of 12 ranks on nodes of 8"), (128, "groups of 128 ranks in a job of 128"),
+    ],
+)  # fmt: skip
+def test_groups_are_several_nodes_and_not_all(ranks: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), ranks, 128)
 
 
 def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:

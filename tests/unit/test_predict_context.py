@@ -72,6 +72,16 @@ def test_bytes_of_stages_are_those_of_a_run(schedule: str) -> None:
     check_bytes(run(pipeline=2, schedule=schedule, context=2, accumulation=4, recompute="full"))
 
 
+def test_a_run_keeps_its_stages() -> None:
+    """Two on each rank in ZB-V and where chunks say so, else one."""
+    in_stages = {"pipeline": 2, "context": 2, "accumulation": 4}
+    runs = [
+        run(**in_stages, schedule="interleaved", chunks=2),
+        run(**in_stages, schedule="zb-v"), run(**in_stages, schedule="1f1b"),
+    ]  # fmt: skip
+    assert [workload_of(spec).axes.stages for spec in runs] == [4, 4, 2]
+
+
 def check_bytes(spec: RunSpec) -> None:
     found = context_sent(workload_of(spec))
     assert found == {

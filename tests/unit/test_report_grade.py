@@ -1,5 +1,7 @@
 """Grading: each verdict, the runs that a claim expects, and where its rows come from."""
 
+import math
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ def grade(tables: Path, tmp_path: Path, **changes: object) -> "pd.Series[Any]":
         (">=", 3, 0.5, "met"),
         (">", 2.5, 0, "not met"),
         ("<=", 2, 0, "not met"),
+        ("<=", 2, 0.5, "met"),
+        ("<", 2, 0.5, "not met"),
         ("<", 3, 0, "met"),
         ("==", 2.4, 0.2, "met"),
         ("==", 2.4, 0, "not met"),
@@ -122,6 +126,18 @@ def test_no_matching_row_is_not_run(tables: Path, tmp_path: Path) -> None:
     assert "no row for scaling.csv" in row["why"]
     assert row["rows"] == 0
     assert pd.isna(row["ours"])
+
+
+def test_a_cell_without_a_value_is_no_row(tables: Path, tmp_path: Path) -> None:
+    """A table may have a row for each run, and a value only for some."""
+    changed = tmp_path / "changed"
+    shutil.copytree(tables, changed)
+    scaling = read_table(tables / "scaling.csv")
+    without = scaling.assign(speedup=math.nan)
+    for rows, verdict, count in (([scaling, without], "met", 1), ([without], "not run", 0)):
+        pd.concat(rows).to_csv(changed / "scaling.csv", index=False)
+        row = grade(changed, tmp_path)
+        assert (row["verdict"], row["rows"]) == (verdict, count)
 
 
 def test_measured_rows_do_not_grade_a_predicted_claim(tables: Path, tmp_path: Path) -> None:
@@ -185,6 +201,15 @@ def test_a_reported_text_without_a_number_is_refused(tables: Path, tmp_path: Pat
     (tmp_path / "paper.csv").write_text("row,value,unit,source_url,read_as\n0,about two,u,,\n")
     with pytest.raises(UserError, match="no number in 'about two'"):
         grade(tables, tmp_path, reported=[{"csv": "paper.csv", "where": {"row": "0"}}])
+
+
+@pytest.mark.parametrize(("where", "says"), [({"unit": "u"}, "2 rows with"), ({"row": "7"}, "0 rows with")])
+def test_a_reported_value_is_of_one_row(
+    tables: Path, tmp_path: Path, where: dict[str, str], says: str
+) -> None:
+    (tmp_path / "paper.csv").write_text("row,value,unit,source_url,read_as\n0,1.5,u,,\n1,2.5,u,,\n")
+    with pytest.raises(UserError, match=f"paper.csv: {says}.*exactly one"):
+        grade(tables, tmp_path, reported=[{"csv": "paper.csv", "where": where}])
 
 
 def test_our_value_is_put_into_the_claims_unit(tables: Path, tmp_path: Path) -> None:

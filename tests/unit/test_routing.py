@@ -55,6 +55,11 @@ def test_tokens_choose(scores: str, normalized: bool, top_k: int) -> None:
     assert (routed.tokens_P.dtype, routed.experts_P.dtype) == (torch.int64, torch.int64)
 
 
+def test_defaults_are_the_papers() -> None:
+    """The bias moves by 0.001 (arXiv 2408.15664), the loss counts a hundredth (arXiv 2101.03961, 2.2)."""
+    assert (Routing(8, 2).rate, Routing(8, 2).loss_weight) == (0.001, 0.01)
+
+
 def test_the_routers_gradient_is_that_of_the_weights() -> None:
     r, x = router(normalized=True, scores="sigmoid"), rows().requires_grad_()
     sum_of = torch.arange(2.0 * TOKENS, dtype=torch.float64)

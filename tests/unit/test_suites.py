@@ -12,6 +12,7 @@ from lowband.errors import UserError
 from lowband.evidence.tables.points import identity
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
+from lowband.spec.suites import Decides
 from tests.refused import refusal
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ def test_strong_scaling_keeps_the_global_batch() -> None:
         ("suites/smoke.yaml", "  steps: 6\n", "", ("smoke.yaml", "key 'steps' is missing")),
         ("suites/smoke.yaml", "seq_len: 64", "seq_len: 65", ("seq_len (65)", "longest (64)")),
         ("suites/smoke.yaml", "warmup_steps: 2", "warmup_steps: 6", ("leave none of the 6 steps",)),
+        ("suites/smoke.yaml", "axes:", "axes:\n  steps: [6, 8]", ("'steps' is in both fixed and axes",)),
         ("suites/smoke.yaml", "ranks: 1}", "rank: 1}", ("'rank' is not an axis", "scheme, ranks")),
         ("suites/smoke.yaml", "axes:", "axes: [", ("smoke.yaml:", "is not YAML")),
         (
@@ -81,6 +83,20 @@ def test_mistakes(root: Path, file: str, old: str, new: str, words: tuple[str, .
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("of", [{}, {"over": "ddp", "over_ranks": 8}])
+def test_a_ratio_is_over_another_scheme_or_fewer_ranks(of: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="give one of over and over_ranks"):
+        Decides(scheme="zero3", ranks=16, **of)
+
+
+def test_a_configuration_lists_its_suites(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    for text, words in (("other: 1", "no key 'suites'"), ("suites: x", "suites"), ("suites: [1]", "suites")):
+        (tmp_path / "config" / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match=words):
+            _ = Config(tmp_path).default_suites
 
 
 def test_an_unknown_suite_names_the_known_ones(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Which step exchanges which part of the weights: pure arithmetic, for any period, fragments and delay."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowband.errors import UserError
+from lowband.spec.mesh import Levels
+from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 from tests.refused import refusal
 
@@ -183,3 +187,60 @@ def test_a_sync_without_the_later_keys_is_written_as_before() -> None:
     late = plain.model_copy(update={"delay": 2})
     assert set(late.model_dump()) - set(plain.model_dump()) == {"delay"}
     assert Sync.parse(late.model_dump(), "sync") == late
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"learning_rate": 0.7}, "outer average has neither learning_rate nor momentum"),
+        ({"momentum": 0.9}, "outer average has neither learning_rate nor momentum"),
+        ({"outer": "nesterov"}, "outer nesterov has a momentum above 0"),
+        (
+            {"every": 6, "fragments": 4},
+            "fragments .4. do not divide the period of 6 steps .allowed: 1, 2, 3, 6",
+        ),
+        ({"delay": 5}, "delay .5. is longer than the period .allowed: 0 to 4"),
+        (
+            {"partners": "ring", "outer": "momentum", "momentum": 0.9},
+            "partners ring: replicas average weights",
+        ),
+        ({"partners": "ring", "mix": 0.5}, "partners ring: replicas average weights"),
+        ({"delay": 4}, "no step would count"),
+    ],
+)
+def test_what_replicas_cannot_agree_on_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Sync(**{"beyond": "node", "every": 4, **options})
+
+
+@pytest.mark.parametrize("options", [{"delay": 4, "mix": 0.5}, {"delay": 4, "partners": "ring"}])
+def test_an_exchange_may_take_the_whole_period(options: dict[str, Any]) -> None:
+    """Where a replica keeps a part of its own steps."""
+    assert Sync(beyond="node", every=4, **options).delay == 4
+
+
+@pytest.mark.parametrize(
+    ("partners", "beyond", "ranks", "says"),
+    [
+        ("ring", "node", 12, "sync.partners ring: 3 replicas do not make pairs"),
+        ("ring", "package", 8, "sync.partners ring: 2 levels lie between replicas"),
+        ("exponential", "package", 8, "sync.partners exponential: 2 levels lie between replicas"),
+        ("all", "world", 8, "sync.beyond .world. must be the optimizer's level"),
+        ("all", "self", 8, "sync.beyond .self. must be the optimizer's level"),
+    ],
+)
+def test_replicas_that_cannot_meet_are_refused(partners: Any, beyond: str, ranks: int, says: str) -> None:
+    sync = Sync(beyond=beyond, every=4, partners=partners)
+    inside = Scheme(name="s", weights="package", grads="package", optim="package", sync=sync)
+    with pytest.raises(UserError, match=says):
+        inside.check(Levels.fit({"package": 2, "node": 4}, ranks))
+
+
+@pytest.mark.parametrize(
+    ("partners", "beyond", "ranks"),
+    [("ring", "node", 8), ("exponential", "node", 12), ("all", "package", 12), ("all", "node", 12)],
+)
+def test_replicas_that_can_meet_are_not(partners: Any, beyond: str, ranks: int) -> None:
+    sync = Sync(beyond=beyond, every=4, partners=partners)
+    inside = Scheme(name="s", weights="package", grads="package", optim="package", sync=sync)
+    inside.check(Levels.fit({"package": 2, "node": 4}, ranks))

@@ -4,8 +4,9 @@ import numpy as np
 
 from lowband.errors import UserError
 from lowband.predict.given import Given
-from lowband.spec.axes import check_parts
+from lowband.spec.axes import Ways, check_parts
 from lowband.spec.context import check_context, check_layout
+from lowband.spec.model import ModelSpec
 from lowband.spec.tiers import HOST
 
 
@@ -28,7 +29,7 @@ def check(job: Given) -> None:
             f"states of {job.stack.optimizer} beyond the device are not predicted", allowed="adamw"
         )
     _check_offload(job)
-    _check_stages(job)
+    check_stages(job.model, job.axes)
     _check_adapters(job)
     _check_kept(job)
     levels = job.levels
@@ -57,17 +58,18 @@ def _check_offload(job: Given) -> None:
         raise UserError(what, where=where, allowed="no offload")
 
 
-def _check_stages(job: Given) -> None:
-    if job.model.dense_layers and job.axes.is_uneven:
+def check_stages(model: ModelSpec, axes: Ways) -> None:
+    """Raises UserError for stages that have not the same kinds of layers."""
+    if model.dense_layers and axes.is_uneven:
         what = "uneven stages of a model of which some layers have no experts are not predicted"
-        raise UserError(what, where=f"model '{job.model.name}'", allowed="stages of equally many layers")
-    every = job.model.softmax_every
-    if every is None or job.axes.stages == 1:
+        raise UserError(what, where=f"model '{model.name}'", allowed="stages of equally many layers")
+    every = model.softmax_every
+    if every is None or axes.stages == 1:
         return
-    if any(count % every for count in job.axes.blocks(job.model)):
+    if any(count % every for count in axes.blocks(model)):
         what = f"stages in which not every {every}-th layer is one of softmax are not predicted"
         allowed = f"stages of multiples of {every} layers"
-        raise UserError(what, where=f"model '{job.model.name}'", allowed=allowed)
+        raise UserError(what, where=f"model '{model.name}'", allowed=allowed)
 
 
 def _check_adapters(job: Given) -> None:

@@ -20,6 +20,7 @@ from typing import get_args
 from lowband.errors import UserError
 from lowband.predict.context_ways import in_ways
 from lowband.predict.given import mesh_of
+from lowband.predict.refused import check_stages
 from lowband.spec.axes import Ways, to_experts
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
@@ -105,6 +106,8 @@ def possible(
             try:
                 in_orders = list(_in_orders(model, way))
                 mesh_of(machine, model, ranks, in_orders[0] if in_orders else way)
+                if not in_orders:
+                    check_stages(model, way)
                 check_layout(layout_of(machine.sizes, way, ranks), way, model, seq_len)
                 found += in_orders
             except UserError as error:
@@ -137,10 +140,11 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
 
 def _is_predicted(model: ModelSpec, axes: Ways) -> bool:
     """Whether stages are as `Workload` has them where a model's layers differ."""
-    every = model.softmax_every
-    if every is not None and axes.stages > 1 and any(count % every for count in axes.blocks(model)):
+    try:
+        check_stages(model, axes)
+    except UserError:
         return False
-    return not (model.dense_layers and axes.is_uneven)
+    return True
 
 
 _ORDERS = "without zigzag, which is never faster", "with zigzag, which linear layers cannot have"
