@@ -494,6 +494,25 @@ def test_a_process_ends_behind_its_last_update(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def anew() -> str:
+    """What is said of a folder whose module nothing refers to any more, but its last update."""
+    folder = tempfile.mkdtemp()
+    for _ in range(2):
+        model = lowband.shard(
+            Crossed(), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, disk=folder
+        )
+        optimizer = adamw(model)
+        for _ in range(2):
+            model(torch.ones(1, 16), [0, 1, 2, 3]).backward()
+            optimizer.step()
+        del model, optimizer
+    return ""
+
+
+def test_a_module_is_made_anew_behind_the_last_one_s_update() -> None:
+    assert on_ranks(1, anew) == [""]
+
+
 def forked() -> int:
     """The exit status of a process that was forked while an update is on its way."""
     model = crossed("disk")

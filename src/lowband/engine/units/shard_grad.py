@@ -9,6 +9,7 @@ on their gradients, and on what was computed from them. A copy is a plain tensor
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -67,7 +68,7 @@ class ShardGrad(ShardValues):
 
 
 # Who updates behind a step, by the storage of gradients that it may not have read.
-_taken: dict[int, Disk] = {}
+_taken: WeakValueDictionary[int, Disk] = WeakValueDictionary()
 
 
 def take_gradient(grad: torch.Tensor, disk: Disk) -> torch.Tensor:
