@@ -284,6 +284,7 @@ _TESTS = {
     ],
     "predict/search/floors": [f"{UNIT}plan_bounds.py"],
     "predict/search/exposure": [f"{UNIT}plan_bounds.py"],
+    "predict/search/peaks": [f"{UNIT}plan_bounds.py"],
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],

@@ -8,15 +8,19 @@ from random import Random
 import numpy as np
 import pytest
 
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
-from lowband.predict.search.candidates import MODEL_ERROR
+from lowband.predict.search.candidates import MODEL_ERROR, differ_in_one
 from lowband.predict.search.choice import chosen
 from lowband.predict.search.degrees import axes_to_try, possible
 from lowband.predict.search.floors import Bounds, floor
+from lowband.predict.search.peaks import Peaks
 from lowband.predict.search.placements import table
 from lowband.predict.search.plan import RECOMPUTE, _bases, plan
+from lowband.predict.search.relief import HOST
 from lowband.predict.search.software import of_stack
+from lowband.predict.tiers import GIB, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config
@@ -140,6 +144,50 @@ def test_nor_does_a_small_one(small: Small, hidden: str) -> None:
         for j in drawn.sample(range(len(of_base.schemes)), min(4, len(of_base.schemes))):
             step = step_time(base.varied(scheme=of_base.schemes[j])).total
             assert all(np.all(each[j] <= step * (1 + 1e-12)) for each in below)
+
+
+@pytest.mark.parametrize("small", SMALL.values(), ids=SMALL)
+def test_peaks_are_those_of_each_candidate_and_not_below_the_least(small: Small) -> None:
+    drawn, peaks = Random(2), Peaks()
+    for base in small.bases(OURS):
+        of_base = table(base, (), exact=False)
+        found, least = peaks.under(base, of_base)[0], peaks.least(base)
+        for j in drawn.sample(range(len(of_base.schemes)), min(4, len(of_base.schemes))):
+            job = base.varied(scheme=of_base.schemes[j])
+            peak = np.broadcast_to(peak_bytes(memory_items(job), job.keeps_grads), np.shape(job.micro_batch))
+            assert np.all(found[j] == peak) and np.all(least <= peak)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_and_those_of_large_jobs(case: tuple[str, str, int, int]) -> None:
+    """Whatever else has been looked at, with states beyond the device, too."""
+    drawn, peaks = Random(3), Peaks()
+    of_all = bases(*case, count=40)
+    several = [base for base in of_all if np.size(base.micro_batch) > 2]
+    for base in drawn.sample(several, 6):
+        on_host = [base.varied(beyond=HOST)] if base.recompute != "host" else []
+        for one in (base, *on_host):
+            of_base = table(one, (), exact=True)
+            (peak, short), least = peaks.under(one, of_base), peaks.least(one)
+            j = drawn.randrange(len(of_base.schemes))
+            job = one.varied(scheme=of_base.schemes[j])
+            items = memory_items(job)
+            assert np.all(peak[j] == peak_bytes(items, job.keeps_grads)) and np.all(least <= peak[j])
+            room = peak[j] - job.machine.device.memory_gib * GIB
+            assert np.all(short[j] == np.maximum(short_by(job, items), room))
+
+
+def test_only_what_fits_is_predicted_in_time() -> None:
+    machine, stack = setting(CONFIG, "dgx-a100-40gb", None)
+    model = CONFIG.model("gpt-20b")
+    of = machine, stack, model, 64, 2048, 256, axes_to_try(machine, model, [1, 8], [1, 2], seq_len=2048)
+    found = plan(*of)
+    assert not any(one.short_by for one in found.candidates.values())
+    assert len(found.candidates) < found.tried / 20
+    first = chosen(found)[0]
+    others = {one.micro_batch for key, one in found.around(first).items() if differ_in_one(key, first.knobs)}
+    assert others > {first.micro_batch}  # with those that do not fit
+    assert any(one.short_by for one in found.candidates.values())
 
 
 @pytest.mark.parametrize("seed", range(6))

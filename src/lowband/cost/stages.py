@@ -112,8 +112,10 @@ def parts_of(
             known[key] = _numel(model, levels, tensor, names)
         return known[key]
 
+    of_block = list(model.block_shapes())
     of_module = {
-        name: _names(model, name) for name in dict.fromkeys(name for stage in modules for name in stage)
+        name: of_block if name.startswith("blocks.") else _names(model, name)
+        for name in dict.fromkeys(name for stage in modules for name in stage)
     }
     found = []
     for course in courses:

@@ -1,14 +1,20 @@
 """Memory of one rank, item by item: states, gathered units, activations, logits, framework."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from math import prod
 
 import numpy as np
 
 from lowband.cost import linear
-from lowband.cost.activations import HALF, LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
+from lowband.cost.activations import (
+    HALF,
+    LOGIT_BYTES,
+    Kept,
+    Recompute,
+    kept_bytes_per_token,
+    loss_bytes,
+)
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
@@ -28,7 +34,6 @@ from lowband.spec.activations import KEPT_KIND
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
-from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -52,52 +57,25 @@ def memory_items(job: Workload) -> dict[str, Num]:
     most: p (1F1B, ZB-H1, ZB-V), p + (p - 1) / v (interleaved) ... Where backwards are split and a block is
     recomputed, it has its activations from the input part to the weight part: of the rank that has most.
     """
-    return items_under(job.scheme, passes_of(job))
-
-
-@dataclass(frozen=True)
-class Passes:
-    """What is the same of a job under every scheme.
-
-    points: of each point of the grid that is worked out apart, the job, and by place what its passes hold
-    shape:  of the points as a grid; None: the only one stands for all
-    """
-
-    points: list[tuple[Workload, list[tuple[Place, dict[str, Num]]]]]
-    shape: tuple[int, ...] | None = None
-
-
-def passes_of(job: Workload) -> Passes:
     if not job.axes.is_uneven:
         place = alike(job)
-        return Passes([(job, [(place, _of_passes(job, place))])])
+        return items_at(job, place, of_passes(job, place))
     shape, points = job.points()
-    return Passes(
-        [(one, [(place, _of_passes(one, place)) for place in fullest(one)]) for one in points], shape
-    )
+    return stacked(shape, [_fullest(one) for one in points])
 
 
-def items_under(scheme: Scheme, passes: Passes) -> dict[str, Num]:
-    """`memory_items` under a scheme that has states in the same tiers as the job's own."""
-    found = []
-    for job, of_places in passes.points:
-        one = job.varied(scheme=scheme)
-        items = [_items(one, place, of_place) for place, of_place in of_places]
-        found.append(items[0] if len(items) == 1 else _fullest(items, one))
-    return found[0] if passes.shape is None else stacked(passes.shape, found)
-
-
-def _fullest(of_places: Sequence[dict[str, Num]], job: Workload) -> dict[str, Num]:
+def _fullest(job: Workload) -> dict[str, Num]:
+    """Of uneven stages, those of the place that needs most. job: one point"""
+    of_places = (items_at(job, place, of_passes(job, place)) for place in fullest(job))
     return max(of_places, key=lambda items: float(peak_bytes(items, job.keeps_grads)))
 
 
-def _items(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[str, Num]:
-    once, more = (_states(job, place, n) for n in (1, 2))
-    if job.is_in_stages:
-        once, more = (_of_stages(job, place, items, n) for n, items in enumerate((once, more), start=1))
-    items: dict[str, Num] = {
-        kind: np.where(np.asarray(job.accumulation) > 1, more[kind], once.get(kind, 0)) for kind in more
-    }
+def items_at(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[str, Num]:
+    """Those of a place. of_passes: what its forwards and backwards hold"""
+    several = np.asarray(job.accumulation) > 1
+    more = _states(job, place, 2)
+    once = more if several.all() else _states(job, place, 1)
+    items: dict[str, Num] = {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
     moments = MOMENT_BYTES[job.stack.optimizer]
     items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
     items |= of_passes
@@ -106,12 +84,13 @@ def _items(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[st
     return moved(job, place, items)
 
 
-def _of_passes(job: Workload, place: Place) -> dict[str, Num]:
+def of_passes(job: Workload, place: Place) -> dict[str, Num]:
     """What forwards and backwards hold, wherever states lie."""
     items, axes, here = dict[str, Num](), job.axes, kept(job)
     tokens = job.micro_batch * job.own_tokens
-    of_it = place, tokens, here
-    items["activations"] = _apart(*of_it) if place.held else _alike(job, *of_it)
+    items["activations"] = (
+        _apart(place, tokens, here) if place.held else held_alike(job, place.blocks, tokens, here)
+    )
     if job.recompute == "host":
         in_flight = job.accumulation if job.order == "breadth" else 1
         items[KEPT_KIND] = tokens * in_flight * place.blocks * here.host
@@ -133,14 +112,20 @@ def kept(job: Workload) -> Kept:
 
     Breadth-first the graph is cut behind each block, whose output then stays on the device.
     """
-    found, whole = (
-        kept_bytes_per_token(
-            job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
-            _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
-            job.levels_of_experts, job.lora,
-        )
-        for recompute in (job.recompute, "none")
+    return in_mean(job, kept_with(job, job.recompute), kept_with(job, "none"))
+
+
+def kept_with(job: Workload, recompute: Recompute) -> Kept:
+    """The same of a layer, with a kind of recomputation."""
+    return kept_bytes_per_token(
+        job.model, job.seq_len, recompute, job.stack.attention, job.axes, job.stack.dropout,
+        _value(job.stack.gathered_inputs, 0), _kept_more(job), job.load, job.stack.gated_kept,
+        job.levels_of_experts, job.lora,
     )  # fmt: skip
+
+
+def in_mean(job: Workload, found: Kept, whole: Kept) -> Kept:
+    """Of the mean layer. found: of one with the job's recomputation; whole: without"""
     share = job.recomputed
     cut = HALF * job.model.hidden if job.recompute == "host" and job.order == "breadth" else 0.0
     block = share * (found.block + cut) + (1 - share) * whole.block
@@ -164,10 +149,11 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
     ]  # fmt: skip
-    return {
+    found = {
         kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
         for kind in of_both[0]
     }
+    return _of_stages(job, place, found, accumulation) if job.is_in_stages else found
 
 
 def _states_of_adapted(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
@@ -224,18 +210,21 @@ def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulati
     return found
 
 
-def _alike(job: Workload, place: Place, tokens: Num, kept: Kept) -> Num:
-    """Bytes of activations at the most where all stages have equally many blocks. tokens: of a micro-batch"""
+def held_alike(job: Workload, blocks: int, tokens: Num, kept: Kept) -> Num:
+    """Bytes of activations at the most where all stages have equally many blocks.
+
+    blocks: of a rank; tokens: of a micro-batch
+    """
     axes = job.axes
     if SCHEDULES[axes.row].splits and job.recompute != "none":
         in_blocks: Num = 0.0
         for held, late in _most_held(axes.row, axes.pipeline, axes.chunks):
             of_rank = np.minimum(job.accumulation, held) * kept.block
             in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
-        return tokens * place.blocks * in_blocks
+        return tokens * blocks * in_blocks
     most, _ = _most_held(axes.row, axes.pipeline, axes.chunks)[0]
     in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
-    return tokens * (in_flight * place.blocks * kept.block + kept.working)
+    return tokens * (in_flight * blocks * kept.block + kept.working)
 
 
 def _apart(place: Place, tokens: Num, kept: Kept) -> Num:

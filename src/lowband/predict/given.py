@@ -88,11 +88,14 @@ class Given:
             return self.placed.tiers
         return [HOST] if self.recompute == "host" else []
 
-    @cached_property
+    @property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        if not self.scheme.tiers and (self.beyond is None or self.beyond.offload is None):
-            return self.beyond
+        is_given = not self.scheme.tiers and (self.beyond is None or self.beyond.offload is None)
+        return self.beyond if is_given else self._of_both
+
+    @cached_property
+    def _of_both(self) -> Beyond:
         given, of_scheme = self.beyond or Beyond(), self.scheme
         optim, weights = (None if t == DEVICE else t for t in (of_scheme.optim_tier, of_scheme.weights_tier))
         placed = replace(given, optim=given.optim or optim, weights=given.weights or weights)

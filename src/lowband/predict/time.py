@@ -62,7 +62,7 @@ from lowband.cost.tiers import GIGA
 from lowband.predict.bubble import along_pipeline
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
-from lowband.predict.exposed import Passes, total
+from lowband.predict.exposed import Passes, Waits, total
 from lowband.predict.footprint import kept
 from lowband.predict.lanes import lanes, matrices_s
 from lowband.predict.meeting import meeting_s
@@ -93,17 +93,48 @@ class StepTime:
 def step_time(job: Workload, case: Case = "value") -> StepTime:
     """Time of one optimizer step of `job`, with every constant taken at `case`."""
     if not job.axes.is_uneven:
-        return _step_time(job, case, alike(job))
+        return _at(alike(job), job, case, _of_blocks(job, case))
     shape, points = job.points()
-    found = [
-        max((_step_time(one, case, place) for place in unlike(one)), key=lambda step: float(step.total))
-        for one in points
-    ]
+    found = [_longest(one, case) for one in points]
     items, lane = (stacked(shape, [getattr(step, name) for step in found]) for name in ("items", "lane"))
     return StepTime(total(items, items), items, lane)
 
 
-def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
+def _longest(job: Workload, case: Case) -> StepTime:
+    """Of uneven stages, at the place where a step is longest. job: one point"""
+    of_blocks = _of_blocks(job, case)
+    return max(
+        (_at(place, job, case, of_blocks) for place in unlike(job)), key=lambda step: float(step.total)
+    )
+
+
+@dataclass(frozen=True)
+class _OfBlocks:
+    """Of a micro-batch in one block, what is the same at every place.
+
+    shards, other: links as collectives of sharding, and as all else has them
+    middle, w:     what a device of the middle computes, and the slowest one, which is longer by `wait`
+    tp, host:      seconds beside the computation, of a forward and a backward; ends: of the whole micro-batch
+    along:         context
+    stash, fetch:  copies of activations
+    """
+
+    shards: Network
+    other: Network
+    computer: Computer
+    middle: Work
+    w: Work
+    wait: float
+    overlap: float
+    tp: tuple[Num, Num]
+    host: tuple[Num, Num]
+    ends: Num
+    along: Waits
+    stash: Num
+    fetch: Num
+
+
+def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
     network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
     computer = Computer(job.machine, job.compute_dtype, case, job.stack.products)
     middle = work(
@@ -114,22 +145,32 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
-    root, block = lanes(job, place, network, computer)
-    blocks, micro_batches = place.blocks, job.accumulation
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
     # Attention, and an MLP, which share one exchange where they have the same input.
     cut = 1 if job.model.parallel_block else 1 + job.model.dense_share
     tp_s = cut / 2 * _all_reduce_s(job, other)
-    tp_forward_s, forward_host_s = _beside(job, w.forward, tp_s, 1, case)
-    computed_s = w.backward + w.recompute
-    tp_backward_s, backward_host_s = _beside(job, computed_s, tp_s, 1 + job.again, case)
+    forward, backward = (
+        _beside(job, w.forward, tp_s, 1, case),
+        _beside(job, w.backward + w.recompute, tp_s, 1 + job.again, case),
+    )
+    tp, host = zip(forward, backward, strict=True)
     along = waits(job, other, w, overlap)
-    routes = route_waits(job, place, other, w.experts)
-    stash_s, fetch_s = _copies_s(job, case)
-    waited = along.forward + routes.forward + stash_s, along.backward + routes.backward + fetch_s
+    ends = ends_s(job, case)
+    return _OfBlocks(
+        network, other, computer, middle, w, wait, overlap, tp, host, ends, along, *_copies_s(job, case)
+    )
+
+
+def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
+    w, along, overlap = of.w, of.along, of.overlap
+    root, block = lanes(job, place, of.shards, of.computer)
+    blocks, micro_batches = place.blocks, job.accumulation
+    (tp_forward_s, tp_backward_s), (forward_host_s, backward_host_s) = of.tp, of.host
+    routes = route_waits(job, place, of.other, w.experts)
+    waited = along.forward + routes.forward + of.stash, along.backward + routes.backward + of.fetch
     forward_s = w.forward + tp_forward_s + waited[0] + forward_host_s  # of one block and micro-batch
-    backward_s = computed_s + tp_backward_s + waited[1] + backward_host_s
-    matrices = matrices_s(job, place, network)  # between the last backward and the update, and behind it
+    backward_s = w.backward + w.recompute + tp_backward_s + waited[1] + backward_host_s
+    matrices = matrices_s(job, place, of.shards)  # between the last backward and the update, and behind it
     items: dict[str, Num] = {**dict.fromkeys(ITEMS, 0.0), **{f"exposed_{k}": v for k, v in matrices.items()}}
 
     def add(name: str, time: Num) -> None:
@@ -139,14 +180,14 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
     add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    ends = place.heads * ends_s(job, case)
+    ends = place.heads * of.ends
     add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
     add("context", micro_batches * (blocks * (along.forward + along.backward) + along.once))
     add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.once)
-    add("stash", micro_batches * blocks * stash_s)
-    add("fetch", micro_batches * blocks * fetch_s)
+    add("stash", micro_batches * blocks * of.stash)
+    add("fetch", micro_batches * blocks * of.fetch)
     if job.is_in_stages:
-        sent, idle = along_pipeline(job, place, w, forward_s, backward_s, other)
+        sent, idle = along_pipeline(job, place, w, forward_s, backward_s, of.other)
         add("pipeline_exchange", sent)
         add("bubble", idle)
     in_forwards = micro_batches * (blocks * forward_s + place.heads * w.head_forward)
@@ -154,10 +195,10 @@ def _step_time(job: Workload, case: Case, place: Place) -> StepTime:
     tiers = tier_waits(job, place, case, in_forwards, in_backwards, overlap)
     for name, time in (("stash", tiers.stash), ("host_update", tiers.update), ("fetch", tiers.fetch)):
         add(name, time)
-    add("optimizer", tiers.on_device * _optimizer_s(job, place, computer))
-    for name, time in _computed(middle, place, micro_batches).items():
+    add("optimizer", tiers.on_device * _optimizer_s(job, place, of.computer))
+    for name, time in _computed(of.middle, place, micro_batches).items():
         add(name, time)
-    add("straggler", wait * sum((items[name] for name in COMPUTED), start=0.0))
+    add("straggler", of.wait * sum((items[name] for name in COMPUTED), start=0.0))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
     times = {"pass": job.passes, "step": 1, "sync": 1 / job.scheme.period}

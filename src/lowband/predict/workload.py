@@ -35,9 +35,11 @@ class Workload(Given):
 
     def varied(self, **changes: Any) -> "Workload":
         """`replace`, unchecked, by what is as possible. What has been worked out stays, so that neither the
-        axes' degrees nor tiers may change."""
+        axes' degrees nor a scheme's tiers may change."""
         made = copy(self)
         vars(made).update(changes)
+        if "beyond" in changes:
+            vars(made).pop("_of_both", None)
         return made
 
 

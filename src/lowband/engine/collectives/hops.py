@@ -82,6 +82,9 @@ def reduce_by_back_end(call: Call, rows: torch.Tensor, bound: BoundHop, name: st
 
 def count_bytes(call: Call, bound: BoundHop, name: str, wire: Wire, sent_bytes: int) -> None:
     """Count a hop's bytes; where it is several, on the levels whose links they take."""
+    if bound.joined is None:
+        call.ledger.add(bound.hop.level, name, wire, sent_bytes)
+        return
     for level, share in bound.shares.items():  # also 0 bytes, so that all ranks count under the same keys
         call.ledger.add(level, name, wire, int(sent_bytes * share))
 

@@ -186,10 +186,10 @@ class Hooks:
         if not self._backward.runs and self._passes.leader is None:
             self._passes.leave_thread()
             for unit in self._passes.units:
-                if self._pass.is_over:
-                    unit.put_shards()
-                else:
+                if not self._pass.is_over:
                     unit.drop()
+                elif unit.is_put:
+                    unit.put_shards()
 
     # ---- backward
 

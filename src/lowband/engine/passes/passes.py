@@ -61,7 +61,8 @@ class Passes:
     def prefetch(self, owner: nn.Module | None, backward: bool) -> None:
         """Start the gathers of the next module's units."""
         for unit in self.units_of.get(owner, []) if owner is not None else ():
-            unit.start_gather(backward)
+            if unit.is_fetched:
+                unit.start_gather(backward)
 
     # ---- backward
 

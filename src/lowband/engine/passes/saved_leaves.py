@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lowband.engine.passes.kept_on_host import Kept, KeptOnHost
 from lowband.engine.units.seen_as import SeenAs, local_of
+from lowband.engine.units.shard_parameter import Leaf
 from lowband.engine.units.unit import Unit
 
 _Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
@@ -35,6 +36,14 @@ class _Leaf(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+
+
+class _Held(NamedTuple):
+    """The same of a unit whose memory is never freed: the tensor itself, without a graph."""
+
+    unit: Unit
+    version: int
+    tensor: torch.Tensor
 
 
 class _Around(NamedTuple):
@@ -121,12 +130,15 @@ class _Hooks:
         self.of, self._outer, self._unit_of = of, outer, of.unit_of
 
     def pack(self, tensor: torch.Tensor) -> object:
-        local = local_of(tensor)
+        kind = type(tensor)
+        local = None if kind is torch.Tensor or kind is Leaf else local_of(tensor)
         try:
             unit = self._unit_of.get((tensor if local is None else local).untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # e.g. a sparse tensor
             unit = None
         if unit is not None:
+            if unit.is_whole and local is None:
+                return _Held(unit, unit.gathered_version, tensor.detach())
             packed = _packed_leaf(tensor if local is None else local, unit)
             if packed is not None:
                 return packed if local is None else _Around(SeenAs.of(tensor), packed)
@@ -138,14 +150,19 @@ class _Hooks:
         return tensor.detach() if tensor.requires_grad else tensor, tensor._version
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, _Leaf):
+        kind = type(packed)
+        if kind is _Held:
+            self.of.before_use(packed.unit, packed.version)
+            held: torch.Tensor = packed.tensor
+            return held
+        if kind is _Leaf:
             self.of.before_use(packed.unit, packed.version)
             return packed.unit.flat.as_strided(packed.size, packed.stride, packed.offset)
-        if isinstance(packed, _Around):
+        if kind is _Around:
             return packed.how.around(self.unpack(packed.leaf))
         if self._outer is not None:
             return self._outer[1](packed)
-        if isinstance(packed, Kept):
+        if kind is Kept:
             assert self.of.on_host is not None
             return self.of.on_host.fetch(packed)
         other: _Other = packed

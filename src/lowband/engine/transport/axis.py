@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,11 @@ class BoundHop:
     joined: Joined | None = (
         None  # the hops that are one; in a Ring partners pass messages on, see collectives.ring
     )
+
+    @cached_property
+    def _partners(self) -> list[int]:
+        """Their ranks, in order."""
+        return list(self.hop.partners(dist.get_rank()))
 
     @property
     def is_ring(self) -> bool:
@@ -63,8 +69,7 @@ class BoundHop:
     ) -> None:
         """On gloo: send sent[i] to partner i and receive received[i] from it. See transport.gloo.exchange."""
         assert self.back is not None
-        partners = self.hop.partners(dist.get_rank())
-        exchange(sent, received, partners, (self.group, self.back), name, self.times)
+        exchange(sent, received, self._partners, (self.group, self.back), name, self.times)
 
     def pass_on(self, sent: torch.Tensor, received: torch.Tensor, name: str) -> None:
         """On gloo: send a tensor to the next partner and receive one from the partner before.

@@ -38,13 +38,19 @@ class Taken:
             flat.copy_(self.flat.pop())
             return
         into, present = [], []
-        for (start, stop), span, grad in zip(layout.ranges(), layout.spans(), self.grads, strict=True):
-            if grad is not None:
-                into.append(flat[start:stop].view(grad.shape))
-                present.append(grad)
-            unfilled = start if grad is None else stop
-            if unfilled < span[1]:
-                flat[unfilled : span[1]] = 0
+        spans = layout.spans()
+        parts = flat.split([end - start for start, end in spans])  # all at once, which is quicker
+        for part, (start, end), (_, stop), grad in zip(
+            parts, spans, layout.ranges(), self.grads, strict=True
+        ):
+            if grad is None:
+                part.zero_()
+                continue
+            if stop < end:
+                part[stop - start :] = 0
+                part = part[: stop - start]  # noqa: PLW2901  without the padding
+            into.append(part.view(grad.shape))
+            present.append(grad)
         self.grads.clear()
         if present:
             torch._foreach_copy_(into, present)
@@ -93,24 +99,26 @@ class Gradients:
         mine = ref(self)  # the collector does not see into this kind of hook, which would keep all for ever
 
         def arrived(place: int, leaf: torch.Tensor) -> None:
-            if (gradients := mine()) is not None:
-                gradients._arrives(place, leaf)
+            gradients = mine()
+            if gradients is None:
+                return
+            task = torch._C._current_graph_task_id()
+            if task not in gradients._arrived_in:
+                gradients._arrived_in.add(task)
+            grad = leaf.grad
+            if grad is not None and grad.layout is not torch.strided:
+                gradients._refuse_sparse(place)
+            missing = gradients._missing
+            if place in missing:
+                missing.discard(place)
+                # See passes.hooks, [Note: late gradients].
+                if not missing and gradients._arrived_in == {gradients._ready_in}:
+                    gradients._ready()
 
         for place, leaf in enumerate(self._leaves):
             if leaf.requires_grad:
                 leaf.register_hook(begins)
                 leaf.register_post_accumulate_grad_hook(partial(arrived, place))
-
-    def _arrives(self, place: int, leaf: torch.Tensor) -> None:
-        self._arrived_in.add(torch._C._current_graph_task_id())
-        grad = leaf.grad
-        if grad is not None and grad.layout is not torch.strided:
-            self._refuse_sparse(place)
-        is_first = place in self._missing
-        self._missing.discard(place)
-        # See passes.hooks, [Note: late gradients].
-        if is_first and not self._missing and self._arrived_in == {self._ready_in}:
-            self._ready()
 
     def _refuse_sparse(self, place: int) -> NoReturn:
         raise UserError(
@@ -134,7 +142,7 @@ class Gradients:
     @property
     def are_waiting(self) -> bool:
         """Whether leaves have gradients that nobody has taken."""
-        return any(leaf.grad is not None for leaf in self._leaves)
+        return _has_gradient(self._leaves)
 
     def add_to_sum(self) -> None:
         """Move the leaves' gradients, those of one micro-batch, to their sum over the micro-batches."""
@@ -173,13 +181,14 @@ class Gradients:
     def are_unset(self) -> bool:
         """Whether none of the optimizer's parameters has one."""
         with torch._C.DisableTorchFunctionSubclass():  # quicker
-            return all(shard.grad is None for shard in self._shards)
+            return not _has_gradient(self._shards)
 
     def hand_over(self, reduced: torch.Tensor) -> None:
         """Set or add to the gradients of the optimizer's parameters. reduced: 1D, of all shards, fp32 or what
         the optimizer takes
         """
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
+            is_fake = isinstance(reduced, FakeTensor)
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
                 if shard.grad is not None:
                     if shard.on_disk is not None:
@@ -188,8 +197,16 @@ class Gradients:
                         shard.grad.add_(values)
                         continue
                     values = shard.grad.float().add_(values)  # noqa: PLW2901  sums are fp32
-                if isinstance(values, FakeTensor):
+                if is_fake:
                     shard.grad = values
                 else:
                     shard.grad = part = values.as_subclass(ShardGrad)
                     part.shard_of = shard.shard_of  # type: ignore[attr-defined]
+
+
+def _has_gradient(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether one of them has one."""
+    for parameter in parameters:  # noqa: SIM110  quicker than `any`, and asked several times a step
+        if parameter.grad is not None:
+            return True
+    return False

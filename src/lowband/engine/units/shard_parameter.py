@@ -25,8 +25,8 @@ _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
 class CountedParameter(nn.Parameter):
     """One whose version counter sees all writes: torch's own `.data` has a counter of its own."""
 
-    def __hash__(self) -> int:
-        return id(self)
+    # By identity, as every tensor's; dictionaries ask it of each parameter several times a step.
+    __hash__ = object.__hash__
 
     @property
     def data(self) -> torch.Tensor:

@@ -153,10 +153,16 @@ def _then(value: Any, check: Callable[[], None]) -> Any:
 def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
     """The optimizer's shards by their unit's Changes, in its order."""
     found: dict[Changes, list[nn.Parameter]] = {}
+    unit: Changes | None = None  # of the parameter before: most follow others of their unit
+    mine: list[nn.Parameter] = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if (changes := changes_of(parameter)) is not None:
-                found.setdefault(changes, []).append(parameter)
+            changes = changes_of(parameter)
+            if changes is None:
+                continue
+            if changes is not unit:
+                unit, mine = changes, found.setdefault(changes, [])
+            mine.append(parameter)
     return found
 
 
@@ -191,9 +197,11 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
     """Notify watchers of what is stepped in this context; but of a step inside of another one of the same
     shards, as a subclass or an optimizer around another makes, only once.
     """
-    around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
-    by_unit = _by_unit(optimizer).items()
-    watched = _watchers({changes: [s for s in shards if s not in around] for changes, shards in by_unit})
+    by_unit = _by_unit(optimizer)
+    if _stepping:
+        around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
+        by_unit = {unit: [s for s in shards if s not in around] for unit, shards in by_unit.items()}
+    watched = _watchers(by_unit)
     for watcher in watched:
         watcher.before_step()
     _stepping.append(optimizer)
@@ -295,7 +303,12 @@ def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
         shard.grad = None
     if not set_to_none:
         _free_gradients(own)
-    _zero_grad(optimizer, set_to_none)
+        _zero_grad(optimizer, set_to_none)
+    elif hasattr(optimizer, _BY_ELEMENT):
+        with torch._C.DisableTorchFunctionSubclass():  # quicker
+            _zero_grad(optimizer, set_to_none)
+    else:
+        _zero_grad(optimizer, set_to_none)
 
 
 @torch._disable_dynamo

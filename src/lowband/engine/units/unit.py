@@ -58,6 +58,7 @@ class Unit:
         self.master, self.shards, self.is_whole = self.held.master, self.held.parameters, self.held.is_whole
         self.weights, self.secondary = self.held.weights, self.held.secondary
         self.partial_ranges, self.alike_ranges = self.held.partial_ranges, self.held.alike_ranges
+        self.is_fetched = not self.is_whole or self.weights is not None  # whether computing needs a gather
         self._has_copy = self.weights is not None or self.held.beyond is not None
         self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
@@ -67,7 +68,7 @@ class Unit:
         self._computed = self._new_leaves(originals)
         self.leaves = self._computed.leaves
         self._shown: Sequence[torch.Tensor] = self.leaves  # what the module has or had while it is whole
-        self._is_put = False  # whether the module has them
+        self.is_put = False  # whether the module has them
         self._arriving: torch.Tensor | None = None  # the buffer that a gather fills
         # Without copies, and without other ranks, the optimizer's own values may change in a forward.
         self._is_alone = self.is_whole and self.weights is None and self.levels.world == 1
@@ -120,7 +121,7 @@ class Unit:
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See units.rank_shards, [Note: shards]."""
         self._put(self.shards, instead_of=self._shown)
-        self._is_put = False
+        self.is_put = False
         self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
@@ -128,7 +129,7 @@ class Unit:
         if self._computed.are_dtensors():
             self.put_shards()
             self._shown = self._computed.shown()
-        self._is_put = True
+        self.is_put = True
         self._put(self._shown, instead_of=self.shards)
 
     def _put(self, parameters: Sequence[torch.Tensor], instead_of: Sequence[torch.Tensor]) -> None:
@@ -233,7 +234,7 @@ class Unit:
         """
         if self._gathering is not None:  # prefetched but not used
             self.finish_gather()
-        if self._is_put:
+        if self.is_put:
             self.put_shards()
         if self.state is not UnitState.GATHERED or self._is_alone:
             return

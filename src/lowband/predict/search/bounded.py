@@ -1,33 +1,31 @@
 """Of all jobs of `lowband plan` under all placements, those that can be chosen or shown, predicted.
 
 What computation, tensor parallelism and idle ranks take is the same under every placement (floors.py), and
-what each waits for collectives at least is known before it is predicted (exposure.py). So the search goes
-through the jobs in the order of a bound of this floor, and leaves out what is already beyond what its
-placement has been predicted to take: first by the bound, then for want of room, then by the floor itself.
+what each waits for collectives at least is known before it is predicted (exposure.py). So the search leaves
+out jobs whose activations alone have no room, and goes through the others in the order of a bound of this
+floor. Of each it leaves out what is already beyond what its placement has been predicted to take, first by
+the bound, then for want of memory (peaks.py), then by the floor itself.
 Rows of equal time are in the same order however many candidates were left out (choice.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.numbers import Num
-from lowband.predict.footprint import GIB, Passes, items_under, memory_items, passes_of, peak_bytes
 from lowband.predict.room import surely
 from lowband.predict.search.candidates import SHOWN, Candidate, Knobs, differ_in_one, knobs_of
 from lowband.predict.search.exposure import Exposure, exposure
-from lowband.predict.search.floors import ROUNDING, Bounds, Floor, even, floor
+from lowband.predict.search.floors import ROUNDING, Bounds, Floor, floor
 from lowband.predict.search.parts import are_free, chosen_parts
+from lowband.predict.search.peaks import Peaks, capacity
 from lowband.predict.search.placements import Table, placement, table
 from lowband.predict.search.software import Software
-from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.machine import Machine
 from lowband.spec.scheme import Scheme
 
 Floats = NDArray[np.float64]
@@ -38,8 +36,7 @@ Bools = NDArray[np.bool_]
 class Search:
     """What `run` has been told to go through so far.
 
-    bases:  jobs that differ in all but placement and wires, with their micro-batches as arrays; bounds: of
-            each, below the least seconds of a step
+    bases:  jobs that differ in all but placement and wires, with their micro-batches as arrays
     found:  what was predicted; tried: how many there are
     limits: by placement and lossy wires, the most seconds of what is chosen there; last_row: without lossy
             wires, of the last of the placements that are shown; exact_best: of the first
@@ -51,26 +48,28 @@ class Search:
     within: float
     chooses: bool = True
     bases: list[Workload] = field(default_factory=list)
-    bounds: list[float] = field(default_factory=list)
     found: dict[Knobs, Candidate] = field(default_factory=dict)
     tried: int = 0
     limits: dict[Knobs, float] = field(default_factory=dict)
     last_row: float = np.inf
     exact_best: float = np.inf
+    _bounds: Bounds = field(default_factory=Bounds)
+    _peaks: Peaks = field(default_factory=Peaks)
     _tables: dict[object, Table] = field(default_factory=dict)
     _exposures: dict[object, Exposure] = field(default_factory=dict)
     _mosts: dict[Table, Floats] = field(default_factory=dict)
     _apart: set[Knobs] = field(default_factory=set)  # whose parts have been chosen
 
     def run(self, bases: Sequence[Workload]) -> None:
-        before, bounds = len(self.bases), Bounds()
         self.bases += bases
-        found = [bounds.of(base) for base in bases]
-        self.bounds += [float(bound.least.min()) for bound in found]
-        for i in sorted(range(before, len(self.bases)), key=self.bounds.__getitem__):
-            base, bound = self.bases[i], found[i - before]
-            self.tried += self._count(base)
-            if np.isinf(self.within) or self.bounds[i] <= self.last_row:
+        self.tried += sum(map(self._count, bases))
+        found = []
+        for base in bases:
+            room = self._or_all(np.asarray(self._peaks.least(base) <= capacity(base.machine)))
+            if room.any():
+                found.append((_some(base, room), self._bounds.of(base).some(room)))
+        for base, bound in sorted(found, key=lambda each: each[1].first):
+            if bound.first <= self.last_row or np.isinf(self.within):
                 self._predict_near(base, bound)
 
     @property
@@ -80,55 +79,54 @@ class Search:
 
     def near(self, recompute: Recompute) -> list[Workload]:
         """The jobs of a kind of recomputation that may still be as fast as what is shown."""
-        found = []
-        for i, base in enumerate(self.bases):
-            is_near = base.recompute == recompute and self.bounds[i] <= self.last_row
-            if is_near and floor(base).least.min() <= self.last_row:
-                found.append(base)
-        return found
+        of_kind = (base for base in self.bases if base.recompute == recompute)
+        return [base for base in of_kind if self._bounds.of(base).first <= self.last_row]
 
     def predict_all(self) -> None:
         """What is short of memory by least is among them."""
         for base in self.bases:
             of_base = self._table(base)
-            takes, peaks = self._takes(base, of_base), Peaks(base)
-            for i, scheme in enumerate(of_base.schemes):
-                self._predict(base, scheme, takes[i], peaks)
+            self._predict_any(base, of_base, self._takes(base, of_base))
 
     def around(self, best: Candidate) -> Mapping[Knobs, Candidate]:
         """Those that differ from one in a single choice, predicted if they have not been."""
         for base in self.bases:
-            if not _near(replace(base, scheme=best.batches.scheme), best):
+            if not _near(base.varied(scheme=best.batches.scheme), best):
                 continue
             of_base = self._table(base)
-            takes, peaks = self._takes(base, of_base), Peaks(base)
-            for i, scheme in enumerate(of_base.schemes):
-                job = base.varied(scheme=scheme)
-                knobs = knobs_of(job, micro_batch=best.micro_batch)
-                if knobs not in self.found and knobs not in self._apart and _near(job, best):
-                    self._predict(base, scheme, takes[i], peaks)
+            near = np.array([_near(base.varied(scheme=scheme), best) for scheme in of_base.schemes])
+            self._predict_any(base, of_base, near[:, None] & self._takes(base, of_base))
         return self.found
+
+    def _predict_any(self, base: Workload, of_base: Table, which: Bools) -> None:
+        """which: of each scheme, its micro-batches"""
+        peaks = self._peaks.under(base, of_base)
+        for i, scheme in enumerate(of_base.schemes):
+            self._predict(base, scheme, which[i], *(each[i] for each in peaks))
 
     def _predict_near(self, base: Workload, bound: Floor) -> None:
         """Those of a job's candidates that may be near what has been found: what is soon known first."""
         of_base = self._table(base)
-        near = np.asarray(self._near(base, of_base, bound)[1].any(axis=0))
-        if not near.any():
-            return
-        base = _some(base, near)
-        room = self._has_room(base)
-        if not room.any():
-            return
-        base = _some(base, room)
-        least, near = self._near(base, of_base, floor(base))
+        near = self._near(base, of_base, bound)[1]
         if not near.any():
             return
         some = np.asarray(near.any(axis=0))
-        base, near, least = _some(base, some), near[:, some], least[:, some]
-        peaks = Peaks(base)
+        base, near = _some(base, some), near[:, some]
+        peak, short = self._peaks.under(base, of_base)
+        near &= self._or_all((short == 0) | self._chooses_parts(base))  # with others they may have room
+        if not near.any():
+            return
+        some = np.asarray(near.any(axis=0))
+        base, fits, peak, short = _some(base, some), near[:, some], peak[:, some], short[:, some]
+        least, near = self._near(base, of_base, floor(base))
+        near &= fits
         for i in np.flatnonzero(near.any(axis=1)):
             which = near[i] & (least[i] <= self._most(of_base.placed[i]))
-            self._predict(base, of_base.schemes[i], which, peaks)
+            self._predict(base, of_base.schemes[i], which, peak[i], short[i])
+
+    def _or_all(self, which: Bools) -> Bools:
+        """A whole search leaves out nothing."""
+        return np.ones_like(which) if np.isinf(self.within) else which
 
     def _near(self, base: Workload, of_base: Table, below: Floor) -> tuple[Floats, Bools]:
         """Of each scheme and micro-batch the least seconds, and whether that is near what has been found."""
@@ -163,16 +161,6 @@ class Search:
             self._mosts[of_base] = np.array([self._most(key) for key in of_base.keys])[of_base.of_key]
         return self._mosts[of_base]
 
-    def _has_room(self, base: Workload) -> Bools:
-        """Of each micro-batch, whether its activations and the optimizer's smallest shards leave room."""
-        items, most = memory_items(even(base)[0]), max(base.axes.layers, default=1)
-        kept = 1 - 1 / most if base.axes.is_uneven else 1  # a stage has at least so much of the longest one
-        shards = items["optim"] / base.levels.world * (1 - ROUNDING)
-        least = items["framework"] + kept * (items["activations"] + shards)
-        return np.broadcast_to(
-            (least <= _room(base.machine)) | np.isinf(self.within), np.shape(base.micro_batch)
-        )
-
     def _table(self, base: Workload) -> Table:
         """The schemes under which some software has a job's states."""
         key = base.levels, base.is_in_stages, base.placed
@@ -195,7 +183,7 @@ class Search:
         """Of a job's candidates."""
         return int(self._takes(base, self._table(base)).sum())
 
-    def _predict(self, base: Workload, scheme: Scheme, which: Bools, peaks: "Peaks") -> None:
+    def _predict(self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats) -> None:
         """which: of its micro-batches"""
         if not which.any():
             return
@@ -203,31 +191,40 @@ class Search:
             np.asarray(each)[which] for each in (base.micro_batch, base.accumulation)
         )
         job = base.varied(scheme=scheme, micro_batch=micro_batch, accumulation=accumulation)
-        if self.chooses and are_free(job):
+        if self._chooses_parts(job):
             self._predict_parts(job)
             return
-        peak, short = (each[which] for each in peaks.under(scheme))
+        peak, short = peak[which], short[which]
         time, fits = np.full(np.shape(peak), np.inf), short == 0
         if fits.any():
             of_those = {"micro_batch": micro_batch[fits], "accumulation": accumulation[fits]}
             time[fits] = step_time(job.varied(**of_those)).total
-            self._note(placement(scheme), time, fits, surely(job.machine, peak) <= _room(job.machine))
+            self._note(placement(scheme), time, fits, surely(job.machine, peak) <= capacity(job.machine))
         for b, a, t, s, p in np.broadcast(job.micro_batch, job.accumulation, time, short, peak):
             knobs = knobs_of(job, micro_batch=int(b))
             self.found[knobs] = Candidate(knobs, job, int(b), int(a), float(t), float(s), float(p))
 
+    def _chooses_parts(self, job: Workload) -> bool:
+        return self.chooses and are_free(job)
+
     def _predict_parts(self, job: Workload) -> None:
-        """What is chosen of a job's states beyond the device, of each micro-batch."""
+        """What is chosen of a job's states beyond the device, of each micro-batch; once."""
+        left = np.array(
+            [knobs_of(job, micro_batch=int(b)) not in self._apart for b in np.ravel(job.micro_batch)]
+        )
+        if not left.any():
+            return
+        job = _some(job, left)
         found = chosen_parts(job, self.software)
         self._apart |= {knobs_of(job, micro_batch=one.micro_batch) for one in found}
         time, short, peak = (
             np.array([getattr(one, name) for one in found]) for name in ("step_time_s", "short_by", "peak")
         )
         if not short.all():
-            is_sure = surely(job.machine, peak) <= _room(job.machine)
+            is_sure = surely(job.machine, peak) <= capacity(job.machine)
             self._note(placement(job.scheme), np.where(short, np.inf, time), short == 0, is_sure)
         self.tried += len(found) - np.size(job.micro_batch)
-        jobs = {beyond: replace(job, beyond=beyond) for beyond in {one.beyond for one in found}}
+        jobs = {beyond: job.varied(beyond=beyond) for beyond in {one.beyond for one in found}}
         for one, t, s, p in zip(found, time, short, peak, strict=True):
             placed = jobs[one.beyond]
             knobs = knobs_of(placed, micro_batch=one.micro_batch)
@@ -262,29 +259,3 @@ def _near(job: Workload, best: Candidate) -> bool:
         job = job.varied(beyond=best.batches.beyond)
     knobs = knobs_of(job, micro_batch=best.micro_batch)
     return knobs == best.knobs or differ_in_one(knobs, best.knobs)
-
-
-def _room(machine: Machine) -> float:
-    memory_gib = machine.device.memory_gib
-    return np.inf if memory_gib is None else memory_gib * GIB
-
-
-class Peaks:
-    """Of a job's micro-batches, the peak bytes under each placement, and by how much they are too many."""
-
-    def __init__(self, base: Workload) -> None:
-        self._base, self._of_states = base, dict[Knobs, tuple[Floats, Floats]]()
-
-    @cached_property
-    def _passes(self) -> Passes:
-        return passes_of(self._base)
-
-    def under(self, scheme: Scheme) -> tuple[Floats, Floats]:
-        base, states = self._base, placement(scheme)[:-1]  # wires take no memory
-        if states not in self._of_states:
-            items = items_under(scheme, self._passes)
-            peak = peak_bytes(items, base.keeps_grads)
-            short = np.maximum(short_by(base, items), peak - _room(base.machine))
-            shape = np.shape(base.micro_batch)
-            self._of_states[states] = np.broadcast_to(peak, shape), np.broadcast_to(short, shape)
-        return self._of_states[states]

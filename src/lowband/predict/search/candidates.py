@@ -52,7 +52,8 @@ def knobs_of(job: Workload, names: Sequence[str] = KNOBS, micro_batch: int = 0) 
 def differ_in_one(a: Knobs, b: Knobs) -> bool:
     """Whether two candidates differ in one choice alone, and what depends on it."""
     a, b = _without_parts(a), _without_parts(b)
-    return any(_differs_only(a, b, _free(i, knob)) for i, knob in enumerate(KNOBS))
+    first = next((i for i, (one, other) in enumerate(zip(a, b, strict=True)) if one != other), None)
+    return first is not None and _differs_only(a, b, _free(first, KNOBS[first]))
 
 
 def _without_parts(knobs: Knobs) -> Knobs:

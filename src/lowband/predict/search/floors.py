@@ -4,7 +4,7 @@ What computation, tensor parallelism and idle ranks take is the same under every
 schedule and stages alone have most of it in common.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,14 @@ class Floor:
     least: NDArray[np.float64]
     busy: NDArray[np.float64]
 
+    @property
+    def first(self) -> float:
+        """Of all micro-batches."""
+        return float(self.least.min())
+
+    def some(self, which: NDArray[np.bool_]) -> "Floor":
+        return Floor(self.least[which], self.busy[which])
+
 
 @dataclass(frozen=True)
 class _Shared:
@@ -79,7 +87,7 @@ def floor(base: Workload) -> Floor:
     """
     job, part = even(base)
     axes, splits = job.axes, SCHEDULES[job.axes.row].splits
-    whole = job.varied(scheme=SMALLEST) if job.beyond is None else replace(job, scheme=SMALLEST, beyond=None)
+    whole = job.varied(scheme=SMALLEST, beyond=None)
     if splits:
         whole = whole.varied(axes=axes.model_copy(update={"schedule": "1f1b"}))
     step = step_time(whole)
@@ -147,18 +155,23 @@ class Bounds:
         is_mixed = base.model.linear_layers or base.model.dense_layers
         if is_mixed and base.model.layers % base.axes.pipeline:
             return floor(base)
-        axes = base.axes.model_copy(update={"schedule": "1f1b", "chunks": 1, "layers": ()})
-        alike = (getattr(axes, name) for name in _BETWEEN)
-        key = *alike, base.recompute, base.recomputed, np.asarray(base.micro_batch).tobytes()
+        axes = base.axes
+        key = between(axes), base.recompute, base.recomputed, np.asarray(base.micro_batch).tobytes()
         if key not in self._alike:
+            axes = axes.model_copy(update={"schedule": "1f1b", "chunks": 1, "layers": ()})
             job = base.varied(axes=axes, model=_headless(base.model, axes.pipeline, axes.tensor))
             self._alike[key] = _Shared.of(job, step_time(job))
         shared = self._alike[key]
         part, shape = base.model.layers / axes.pipeline / shared.blocks, np.shape(base.micro_batch)
         above = shared.step * part
-        ends = shared.ends if base.axes.is_uneven else 0.0
+        ends = shared.ends if axes.is_uneven else 0.0
         below = (above - part * ends + _idle_s(base, shared)) * (1 - ROUNDING)
         return Floor(np.broadcast_to(below, shape), np.broadcast_to(above, shape))
+
+
+def between(axes: Ways) -> tuple[object, ...]:
+    """What jobs have in common that differ in schedule and stages alone."""
+    return tuple(getattr(axes, name) for name in _BETWEEN)
 
 
 def _headless(model: ModelSpec, stages: int, tensor: int) -> ModelSpec:

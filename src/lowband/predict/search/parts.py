@@ -99,8 +99,7 @@ def _grid(
     each = job.varied(micro_batch=batches[:, None], accumulation=many[:, None])
     beyond = replace(job.beyond or Beyond(), share=choices.share[ALL:], stride=choices.stride[ALL:])
     parts = []
-    # `placed` is what has been worked out of `beyond`.
-    for one in (each.varied(beyond=None, placed=None), each.varied(beyond=beyond, placed=beyond)):
+    for one in (each.varied(beyond=None), each.varied(beyond=beyond)):
         items = memory_items(one)
         peak = peak_bytes(items, one.keeps_grads)
         room = one.machine.device.memory_gib

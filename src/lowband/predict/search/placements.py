@@ -62,6 +62,17 @@ class Table:
         at = {key: i for i, key in enumerate(self.keys)}
         return np.array([at[key] for key in self.placed], dtype=np.int64)
 
+    @cached_property
+    def states(self) -> list[Scheme]:
+        """A scheme of each placement of states: wires take no memory."""
+        return [*{placed[:-1]: s for placed, s in zip(self.placed, self.schemes, strict=True)}.values()]
+
+    @cached_property
+    def of_states(self) -> NDArray[np.int64]:
+        """Of each scheme, which of them has its states."""
+        at = {placement(scheme)[:-1]: i for i, scheme in enumerate(self.states)}
+        return np.array([at[placed[:-1]] for placed in self.placed], dtype=np.int64)
+
 
 def table(job: Workload, software: Sequence[Software], exact: bool) -> Table:
     """Of those under which some of the software has a job's states; of all, where it is none."""

@@ -126,7 +126,7 @@ def _ranked(search: Search) -> list[Candidate]:
 def _is_short(search: Search) -> bool:
     """Whether memory is: nothing fits, or the first row recomputes, or may not fit."""
     if not (ranked := _ranked(search)):
-        return bool(search.found)
+        return search.tried > 0
     first = chosen(Plan(ranked, search.found))[0]
     return first.job.recompute != "none" or not fits_surely(first)
 

@@ -49,7 +49,7 @@ def relieved(base: Workload, recompute: Sequence[Recompute], fits: bool) -> Iter
         return
     if base.placed is None and base.lora is None and base.stack.optimizer == "adamw":
         for one in (*kinds(base, [each for each in recompute if each != "host"]), *partly):
-            yield replace(one, beyond=HOST)
+            yield one.varied(beyond=HOST)
 
 
 def kinds(base: Workload, recompute: Sequence[Recompute]) -> list[Workload]:
