@@ -10,8 +10,8 @@ So bits, bytes and the most memory are those of a step that waits. Whoever reads
 gradients before that forward waits for all of the update; so do another step of the same units and the end
 of the process. Plain views of a gradient from before the step (`as_subclass`, `numpy`) are not seen:
 who writes to one may change the update. An update that fails is an error of the next of these; a write that
-fails is one of the next step, which has not begun then. What others may look at is waited for: the first step of a shard,
-which makes states, and steps that change their optimizer's options.
+fails is one of the next step, which has not begun then. What others may look at is waited for: the first step
+of a shard, which makes states, and steps that change their optimizer's options.
 
 See also units.late, [Note: own counter].
 """
