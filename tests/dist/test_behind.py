@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +105,33 @@ def change_options(_: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.param_groups[0]["betas"] = (0.0, 0.0)
 
 
+def write_through_numpy(model: Any, _: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.numpy()[:] = 0.0
+
+
+def write_as_output(model: Any, _: Any) -> None:
+    for parameter in model.parameters():
+        torch.mul(torch.ones(parameter.grad.shape), 3.0, out=parameter.grad)
+
+
+def read_counts(_: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(of["step"]) for of in optimizer.state.values()]
+
+
+def count_anew(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    for of in optimizer.state.values():
+        of["step"].zero_()
+
+
+def forget_states(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def set_states(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state = defaultdict(dict)
+
+
 def fail(model: Any, _: Any) -> str:
     """A forward that ends in its second block."""
 
@@ -130,6 +159,7 @@ def save(model: Any, optimizer: torch.optim.Optimizer) -> list[Any]:
 
 WAYS: list[Way] = [
     evaluate, step_again, zero, zero_module, drop, scale, clip, go_on_adding, change_options, fail, save,
+    write_through_numpy, write_as_output, read_counts, count_anew, forget_states, set_states,
 ]  # fmt: skip
 
 
@@ -297,6 +327,84 @@ def test_units_that_a_forward_leaves_out() -> None:
     assert on_ranks(1, both_of_parts) == [True]
 
 
+def with_own_gradients(tier: str) -> list[Any]:
+    """Weights where the caller writes to what it has of gradients: tensors of its own, and views."""
+    model, x = crossed(tier), torch.ones(1, 16)
+    optimizer = adamw(model)
+    own = [torch.ones(parameter.shape) for parameter in model.parameters()]
+    for number in range(4):
+        model(x, [0, 1, 2, 3]).backward()
+        for parameter, values in zip(model.parameters(), own, strict=True):
+            if number % 2:
+                parameter.grad = values
+        kept = own if number % 2 else [parameter.grad.detach() for parameter in model.parameters()]
+        with held():
+            optimizer.step()
+            for values in kept:
+                values.mul_(-0.5)
+        optimizer.zero_grad()
+    return [*lowband.full_state_dict(model).values()]
+
+
+def both_with_own_gradients() -> bool:
+    return equal(with_own_gradients("device"), with_own_gradients("disk"))
+
+
+def test_writes_to_a_caller_s_own_gradients_come_behind_the_step() -> None:
+    assert on_ranks(1, both_with_own_gradients) == [True]
+
+
+def of_backwards() -> list[str]:
+    """What is in memory behind backwards that use a unit each, and, of two modules, behind both's."""
+    (model, x), other = (crossed("disk"), torch.ones(1, 16)), crossed("disk")
+    optimizer, found = adamw(model), []
+    model(x, [3, 1, 0, 2]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for place in (3, 1, 0, 2):
+        model(x, [place]).backward()
+    found.append("".join(in_memory(model)))
+    optimizer.step()
+    for each in (other, model):
+        each(x, [3, 1, 0, 2]).backward()
+    return [*found, "".join([*in_memory(other), *in_memory(model)])]
+
+
+def test_two_units_at_most_are_read_ahead() -> None:
+    assert [len(names) for names in on_ranks(1, of_backwards)[0]] == [2, 2]
+
+
+def with_mixed_weights() -> list[Any]:
+    """A forward in which a unit is needed out of turn whose weights lie on the disk.
+
+    The last unit but one is read for its update only once that unit's gather has been submitted.
+    """
+    on_device, on_disk = placed("zero1", "disk"), placed("zero1", "disk", "disk")
+    torch.manual_seed(0)
+    model = lowband.shard(
+        Crossed(), on_device, lowband.Topology({}), torch.nn.Linear, DTYPE["bf16"], disk=tempfile.mkdtemp(),
+        placement_of=lambda name, _: on_disk if name == "layers.1" else on_device,
+    )  # fmt: skip
+    optimizer, x, begins = adamw(model), torch.ones(1, 16), Event()
+    units = engine_of(model).units
+    out_of_turn, late = units[1], units[2].held.disk
+    model(x, [0, 1, 2, 3]).backward()
+    optimizer.step()
+    with lowband.no_sync(model):
+        model(x, [0, 1, 2, 3]).backward()
+    model(x, [0, 3, 1, 2]).backward()  # the next forward gathers the last unit behind the first one
+    start, read = out_of_turn.start_gather, late.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out_of_turn, "start_gather", lambda backward: (start(backward), begins.set()))
+        patch.setattr(late, "read", lambda: (begins.wait(), read()))
+        optimizer.step()
+        return [model(x, [0, 1, 2, 3]).isfinite().item()]
+
+
+def test_a_gather_to_a_disk_stops_no_update() -> None:
+    assert on_ranks(1, with_mixed_weights, time_limit_s=60) == [[True]]
+
+
 # ---- errors and ends
 
 
@@ -331,6 +439,41 @@ def test_an_update_that_fails_is_an_error_of_the_next_forward(tmp_path: Path) ->
     assert "NoneType" in of_options
 
 
+def told_of() -> list[str]:
+    """What a caller is told whose own error ends the forward that would have told it."""
+    folder = tempfile.mkdtemp()
+    torch.manual_seed(0)
+    model = lowband.shard(
+        Crossed(), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, DTYPE["fp32"], disk=folder
+    )
+    optimizer, x = adamw(model), torch.ones(1, 16)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x, [3, 1, 0, 2]).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    model(x, [3, 1, 0, 2]).backward()
+    in_memory(model)
+    os.truncate(Path(folder, "rank0", "layers.0.states"), 0)
+    optimizer.step()
+
+    def stop(*_: Any) -> None:
+        raise ValueError("stop")
+
+    hook = model.layers[1].register_forward_hook(stop)  # the failed unit is gathered ahead by then
+    with pytest.raises(ValueError, match="stop"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(x, [3, 1, 0, 2])
+    hook.remove()
+    return [answer(model(x, [3]).backward), answer(optimizer.step)]
+
+
+def test_an_update_that_fails_is_no_secret_of_a_gather_ahead() -> None:
+    [[first, then]] = on_ranks(1, told_of)
+    assert "layers.0.states: ends after 0 bytes" in first
+    assert "ends after" not in then
+
+
 ENDS = """
 import sys, threading, torch, torch.distributed as dist, lowband
 from lowband.engine.units import behind
@@ -349,6 +492,25 @@ for _ in range(2):
 def test_a_process_ends_behind_its_last_update(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def anew() -> str:
+    """What is said of a folder whose module nothing refers to any more, but its last update."""
+    folder = tempfile.mkdtemp()
+    for _ in range(2):
+        model = lowband.shard(
+            Crossed(), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, disk=folder
+        )
+        optimizer = adamw(model)
+        for _ in range(2):
+            model(torch.ones(1, 16), [0, 1, 2, 3]).backward()
+            optimizer.step()
+        del model, optimizer
+    return ""
+
+
+def test_a_module_is_made_anew_behind_the_last_one_s_update() -> None:
+    assert on_ranks(1, anew) == [""]
 
 
 def forked() -> int:

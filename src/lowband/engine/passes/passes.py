@@ -18,6 +18,7 @@ from lowband.engine.passes.forward_pass import MicroBatches
 from lowband.engine.transport.axis import Axis
 from lowband.engine.units.behind import before_backward
 from lowband.engine.units.bucket import collect
+from lowband.engine.units.copied import telling
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 
@@ -51,10 +52,11 @@ class Passes:
     # ---- weights
 
     def gather(self, units: Sequence[Unit], backward: bool) -> None:
-        for unit in units:
-            unit.start_gather(backward)
-        for unit in units:
-            unit.finish_gather()
+        with telling():
+            for unit in units:
+                unit.start_gather(backward)
+            for unit in units:
+                unit.finish_gather()
 
     def prefetch(self, owner: nn.Module | None, backward: bool) -> None:
         """Start the gathers of the next module's units."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.transport.gloo import MessageTimes, exchange
-from lowband.engine.transport.lane import Lanes, new_lanes
+from lowband.engine.transport.lane import STATES, Lanes, new_lanes
 from lowband.engine.transport.order import Order
 from lowband.errors import UserError
 from lowband.spec.axes import AxisName
@@ -158,7 +158,7 @@ class Axis:
     def lanes(self, device: torch.device) -> Lanes:
         """The lanes for tensors on a device; every call returns the same ones."""
         if device not in self._lanes:
-            self._lanes[device] = new_lanes((*self.levels.names, *TIERS), device)
+            self._lanes[device] = new_lanes((*self.levels.names, *TIERS, STATES), device)
         return self._lanes[device]
 
     def next_call(self) -> int:

@@ -6,7 +6,8 @@ each other memory that a rank's own shards are copied to and from (spec.tiers).
 collectives were submitted, which is the same on every rank because every rank runs the same program. So hops
 of different collectives over different levels' links overlap. A flat collective, whose ring uses the links of
 several levels, runs in the lane of its outermost one. Ranks cannot deadlock: of all unfinished
-parts, the first part of the collective that was submitted first waits for nothing but its partners.
+parts, the first part of the collective that was submitted first waits for nothing but its partners, and for
+an update of states on a disk (units.behind), whose reads and writes have a lane that waits for no other.
 
 On a CPU a lane is a thread (gloo blocks in C++ without the GIL); on a GPU it is a stream.
 """
@@ -22,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.transport.gloo import PeerLost
-from lowband.spec.tiers import DISK
+
+STATES = "states on disk"  # the lane of an optimizer's states
 
 # Yields the level whose lane comes next, and the tensors that were made in this lane and are used in the
 # next one.
@@ -197,7 +199,7 @@ class StreamLanes(Lanes):
     """
 
     def __init__(self, levels: Sequence[str], device: torch.device) -> None:
-        super().__init__((DISK,))  # whose work is the CPU's
+        super().__init__((STATES,))  # whose work is the CPU's
         self._device = device
         self._streams = {level: torch.cuda.Stream(device, priority=-1) for level in levels}
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
@@ -205,7 +207,7 @@ class StreamLanes(Lanes):
         self._is_timed = False  # True from the first `take_times` on: events are kept only if they are read
 
     def submit(self, levels: Sequence[str], work: Work, uses: Sequence[torch.Tensor | None] = ()) -> Handle:
-        if levels == [DISK]:
+        if levels == [STATES]:
             return super().submit(levels, work, uses)
         held = list(uses)  # copied before the work, which may empty the caller's list
         caller = torch.cuda.current_stream(self._device)

@@ -12,7 +12,7 @@ import torch
 from lowband.engine.units.by_element import Kind, kind_of, name_of
 from lowband.errors import UserError
 
-_FACTS_OF_VALUES = frozenset(["numpy", "tolist", "__array__", "__repr__", "__format__"])
+FACTS_OF_VALUES = frozenset(["numpy", "tolist", "__array__", "__repr__", "__format__"])
 _ONLY_AS_LARGE = frozenset(["zeros_like", "ones_like", "empty_like", "full_like"])
 
 
@@ -69,7 +69,7 @@ class StateOnDisk(torch.Tensor):
 def check_present(func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> None:
     """Raises UserError if the function reads or writes what is on a disk now."""
     name = name_of(func)
-    if (kind_of(func) is not Kind.FACT or name in _FACTS_OF_VALUES) and name not in _ONLY_AS_LARGE:
+    if (kind_of(func) is not Kind.FACT or name in FACTS_OF_VALUES) and name not in _ONLY_AS_LARGE:
         refuse_absent(args)
         refuse_absent(kwargs.values())
 
@@ -85,15 +85,6 @@ def refuse_absent(values: Iterable[Any]) -> None:
                 where=lies.name,
                 allowed="lowband.full_state_dict, lowband.Checkpointer",
             )
-
-
-def wait_for_updates(values: Iterable[Any]) -> None:
-    """Return when gradients among the values, or in lists of them, are those of no update on its way."""
-    for value in values:
-        if isinstance(value, list | tuple):
-            wait_for_updates(value)
-        elif lies := getattr(value, "on_disk", None):
-            lies.disk.frees_gradients()
 
 
 def _numel(value: torch.Tensor) -> int:

@@ -8,9 +8,10 @@
 
 So bits, bytes and the most memory are those of a step that waits. Whoever reads or changes weights, states or
 gradients before that forward waits for all of the update; so do another step of the same units and the end
-of the process. An update that fails is an error of the next of these; a write that fails is one of the next
-step, which has not begun then. What others may look at is waited for: the first step of a
-shard, which makes states, and steps that change their optimizer's options.
+of the process. Plain views of a gradient from before the step (`as_subclass`, `numpy`) are not seen:
+who writes to one may change the update. An update that fails is an error of the next of these; a write that
+fails is one of the next step, which has not begun then. What others may look at is waited for: the first step
+of a shard, which makes states, and steps that change their optimizer's options.
 
 See also units.late, [Note: own counter].
 """
@@ -26,9 +27,17 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from lowband.engine.units.absent import Lies
-from lowband.engine.units.copied import CopiedOptimizer, begin, is_new, note, plain
+from lowband.engine.units.copied import (
+    CopiedOptimizer,
+    be_updated,
+    begin,
+    end_update,
+    is_new,
+    is_updated,
+    note,
+)
 from lowband.engine.units.on_disk import OnDisk, states_of
+from lowband.engine.units.shard_grad import give_back_gradients, take_gradient
 
 AHEAD = 2  # units whose states are read before their step: as many as there may be in memory
 
@@ -46,6 +55,7 @@ class Behind:
         shards_of: Mapping[OnDisk, Sequence[nn.Parameter]],
     ) -> None:
         """Keep the gradients and options of a step. step: the class's"""
+        end_update(optimizer)
         for disk in shards_of:  # the last step's writes may have failed: nothing of this one is done yet
             disk.wait()
         moving = [disk for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)]
@@ -65,7 +75,7 @@ class Behind:
     def begin(self) -> None:
         """Update them in a thread."""
         global _begun_in  # noqa: PLW0603
-        for disk in set(_ahead) - self._values.keys():  # there would be more than two in memory
+        for disk in set(_ahead) - {*self.disks[:AHEAD]}:  # there would be more than two in memory
             disk.forget()
         _ahead.clear()
         if not self.disks:
@@ -74,6 +84,7 @@ class Behind:
         self._noted = {disk: disk.note_step() for disk in self.disks}
         for disk in self.disks:
             disk.update = self
+        be_updated(self._optimizer, self.finish)
         _begun_in = os.getpid()
         self._running = begin(_thread, self._run)
         is_counting = self._optimizer in _counting
@@ -81,9 +92,8 @@ class Behind:
             self.finish()
 
     def await_weights(self, of: OnDisk) -> None:
-        if (updated := self._are_updated.get(of)) is not None and (error := updated.exception()) is not None:
-            is_new(error)
-            raise error
+        if (updated := self._are_updated.get(of)) is not None:
+            updated.result()
 
     def finish(self) -> None:
         """Wait for it, and let the optimizer have what became of its states. Raises its error, unless
@@ -91,6 +101,8 @@ class Behind:
         """
         assert self._running is not None
         self._running.result()
+        is_updated(self._optimizer)
+        give_back_gradients(self._values.keys())
         for disk in self.disks:
             disk.update = None
             disk.note_growth(self._noted[disk])
@@ -128,8 +140,7 @@ def _values(disk: OnDisk, shard: nn.Parameter) -> torch.Tensor:
     """A shard with its gradient, as the thread sees it. See units.late, [Note: own counter]."""
     assert shard.grad is not None
     values: torch.Tensor = torch.Tensor.data.__get__(shard)  # type: ignore[attr-defined]
-    values.grad = plain(shard.grad)
-    shard.grad.on_disk = Lies(disk, shard.shard_of.name)  # type: ignore[attr-defined]
+    values.grad = take_gradient(shard.grad, disk)
     return values
 
 
@@ -142,7 +153,7 @@ def before_backward(disks: Sequence[OnDisk], is_last: bool) -> None:
         disk.finish_update()
     if is_last:
         for disk in sorted(disks, key=lambda disk: disk.needed)[:AHEAD]:
-            if disk.overlaps:
+            if disk.overlaps and (disk in _ahead or len(_ahead) < AHEAD):
                 disk.start_read_ahead()
                 _ahead.add(disk)
 

@@ -4,8 +4,9 @@ import atexit
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,6 +68,39 @@ class CopiedOptimizer:
         return has_changed
 
 
+class StateWaits:
+    """`state` of a class of optimizers: who reads or sets it waits for the update behind the last step."""
+
+    def __get__(self, optimizer: Optimizer, _kind: Any = None) -> Any:
+        if optimizer is None:
+            return self
+        end_update(optimizer)
+        return optimizer.__dict__["state"]
+
+    def __set__(self, optimizer: Optimizer, state: Any) -> None:
+        end_update(optimizer)
+        optimizer.__dict__["state"] = state
+
+
+_UPDATE = "_lowband_update"  # attribute of an optimizer: how to finish the update behind its last step
+
+
+def be_updated(optimizer: Optimizer, finish: Callable[[], None]) -> None:
+    """An update behind its step has begun."""
+    optimizer.__dict__[_UPDATE] = finish
+
+
+def is_updated(optimizer: Optimizer) -> None:
+    """It has ended."""
+    optimizer.__dict__.pop(_UPDATE, None)
+
+
+def end_update(optimizer: Optimizer) -> None:
+    """Wait for the update behind the last step. Raises its error."""
+    if (finish := optimizer.__dict__.get(_UPDATE)) is not None:
+        finish()
+
+
 def check_states(optimizer: Optimizer, called: str) -> None:
     """Raises UserError if one would change with each part of a step."""
     if shared := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
@@ -115,6 +149,16 @@ def is_new(error: BaseException) -> bool:
         return False
     _unraised.remove(error)
     return True
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """The caller is told of an error in this context: no thread that waits for an update tells anybody."""
+    try:
+        yield
+    except BaseException as error:
+        is_new(error)
+        raise
 
 
 @atexit.register  # behind the end of threads

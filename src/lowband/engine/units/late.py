@@ -26,9 +26,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.transport.meter import MemoryMeter
-from lowband.engine.units.absent import Lies
-from lowband.engine.units.copied import CopiedOptimizer, begin, is_new, plain
+from lowband.engine.units.copied import CopiedOptimizer, be_updated, begin, end_update, is_new, is_updated
 from lowband.engine.units.on_disk import OnDisk
+from lowband.engine.units.shard_grad import give_back_gradients, take_gradient
 from lowband.errors import UserError
 from lowband.spec.tiers import HOST, Tier, at
 
@@ -122,8 +122,7 @@ class _Update:
         values = torch.empty(0, dtype=shard.dtype)  # see [Note: own counter]
         values.set_(shard.untyped_storage(), shard.storage_offset(), shard.shape)  # type: ignore[call-overload]
         assert shard.grad is not None
-        values.grad = plain(shard.grad)
-        shard.grad.on_disk = Lies(late, shard.shard_of.name)  # type: ignore[attr-defined]
+        values.grad = take_gradient(shard.grad, late)
         self._shards.append((late, shard, values))
         self._held += shard.grad.nbytes
 
@@ -141,6 +140,7 @@ class _Update:
         self._copy = CopiedOptimizer(self._optimizer, self._step, of, Late.called)
         for late in {late for late, _, _ in self._shards}:
             late.update = self
+        be_updated(self._optimizer, self.finish)
         self._shards[0][0].meter.add(at("grads", HOST), self._held)
         self._running = begin(_thread, partial(self._copy.step, list(of.values())))
 
@@ -149,6 +149,7 @@ class _Update:
         assert self._running is not None
         for late in {late for late, _, _ in self._shards}:
             late.update = None
+        is_updated(self._optimizer)
         try:
             self._running.result()
         except BaseException as error:
@@ -156,6 +157,7 @@ class _Update:
             raise
         finally:
             self._shards[0][0].meter.release(at("grads", HOST), self._held)
+            give_back_gradients({late for late, _, _ in self._shards})
         for late, shard, values in self._shards:
             late.keep(self._optimizer, shard, self._copy.state[values])
         self._copy.give_back_options()
@@ -167,6 +169,7 @@ def step_late(
     """Finish the last step's update, and begin this one's, by the class's step."""
     for late, shards in shards_of.items():
         late.check_alone(optimizer, shards)
+    end_update(optimizer)
     for late in shards_of:
         late.wait()
     update = _Update(optimizer, step)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.transport.lane import Handle, Work
+from lowband.engine.transport.lane import STATES, Handle, Work
 from lowband.engine.units.absent import Lies, StateOnDisk
 from lowband.engine.units.copied import plain
 from lowband.spec.step import FETCH, STASH, Collective
@@ -55,6 +55,7 @@ class OnDisk:
     """One unit's states on one rank.
 
     tier, used_in: where they lie, and where they have memory while they are used
+    lane:          of their reads and writes
     is_behind:     whether updates run behind their steps
     rounded:       1D, where they are used, in the compute dtype: the newest master weights
     update:        that is on its way, or None
@@ -63,6 +64,7 @@ class OnDisk:
 
     tier: ClassVar[Tier] = DISK
     used_in: ClassVar[Tier] = HOST
+    lane: ClassVar[str] = STATES
     place: ClassVar[str] = "on a disk"
     called: ClassVar[str] = "states on disk"
     is_behind: ClassVar[bool] = True
@@ -250,7 +252,7 @@ class OnDisk:
 
     def _submit(self, part: Work) -> None:
         """No collective, of which all ranks would submit as many in one order."""
-        self._moving.append(handle := self._collectives.lanes.submit([self.tier], part))
+        self._moving.append(handle := self._collectives.lanes.submit([self.lane], part))
         if not self.overlaps:
             handle.wait()
 
@@ -258,7 +260,7 @@ class OnDisk:
         self._collectives.ledger.add(self.tier, row.name, "native", count)
 
     def _read(self) -> Work:
-        yield self.tier, []
+        yield self.lane, []
         if self._is_in_memory:  # a write has failed
             return
         for tensor, size in zip(self._tensors, self._sizes, strict=True):
@@ -272,7 +274,7 @@ class OnDisk:
             raise
 
     def _write(self) -> Work:
-        yield self.tier, []
+        yield self.lane, []
         self._file.write(self._tensors)
         self._is_written = True
         self._free()

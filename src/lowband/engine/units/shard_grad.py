@@ -7,12 +7,13 @@ this rank's. So whatever is not computed element by element (units.by_element) r
 on their gradients, and on what was computed from them. A copy is a plain tensor of this rank's part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 
-from lowband.engine.units.absent import Lies, wait_for_updates
+from lowband.engine.units.absent import FACTS_OF_VALUES, Disk
 from lowband.engine.units.by_element import Kind, kind_of, name_of
 from lowband.engine.units.seen_whole import SeenWhole
 from lowband.errors import UserError
@@ -49,12 +50,7 @@ class ShardValues(SeenWhole):
 
 
 class ShardGrad(ShardValues):
-    """The gradient of a shard, or what was computed from it element by element.
-
-    on_disk: who updates the shard late, and may not have read it yet; or None
-    """
-
-    on_disk: Lies | None = None
+    """The gradient of a shard, or what was computed from it element by element."""
 
     what = "a shard's gradient covers this rank's part only"
     allowed = (
@@ -66,9 +62,43 @@ class ShardGrad(ShardValues):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if kind_of(func) is not FACT:
-            wait_for_updates(args)
+        if _taken and (kind_of(func) is not FACT or name_of(func) in FACTS_OF_VALUES):
+            _wait_for_updates([*args, *(kwargs or {}).values()])
         return on_part(cls, func, args, kwargs or {})
+
+
+# Who updates behind a step, by the storage of gradients that it may not have read.
+_taken: WeakValueDictionary[int, Disk] = WeakValueDictionary()
+
+
+def take_gradient(grad: torch.Tensor, disk: Disk) -> torch.Tensor:
+    """A shard's gradient for an update behind a step: until its end who uses it, or a view of it, waits.
+
+    One that others have set is copied: nobody sees what they write to their own tensor.
+    """
+    if not isinstance(grad, ShardGrad):
+        return grad.detach().clone()
+    with torch._C.DisableTorchFunctionSubclass():
+        _taken[grad.untyped_storage()._cdata] = disk
+        return grad.as_subclass(torch.Tensor)
+
+
+def give_back_gradients(disks: Collection[Disk]) -> None:
+    """The updates of these have ended."""
+    for storage in [storage for storage, disk in _taken.items() if disk in disks]:
+        _taken.pop(storage, None)
+
+
+def _wait_for_updates(values: Iterable[Any]) -> None:
+    """Return when gradients among the values, or in lists of them, are those of no update on its way."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            _wait_for_updates(value)
+        elif isinstance(value, ShardGrad):
+            with torch._C.DisableTorchFunctionSubclass():
+                disk = _taken.get(value.untyped_storage()._cdata)
+            if disk is not None:
+                disk.frees_gradients()
 
 
 def on_part(

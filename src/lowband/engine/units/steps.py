@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from lowband.engine.units.behind import Behind
 from lowband.engine.units.changes import Changes, Watcher, changes_of
+from lowband.engine.units.copied import StateWaits
 from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
 from lowband.engine.units.late import Late, step_late
 from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
@@ -286,6 +287,8 @@ def _prepare(optimizer: Optimizer) -> None:
     if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in _by_unit(optimizer) if c.disk]):
         setattr(optimizer, _ELSEWHERE, disks[0].called)
         refuse_states(optimizer, disks[0].place)
+        if not hasattr(type(optimizer), "state"):
+            type(optimizer).state = StateWaits()  # type: ignore[assignment]
     _step_on_shards(type(optimizer))
 
 

@@ -42,6 +42,7 @@ class ToAndFro(OnDisk):
 
     tier: ClassVar[Tier] = HOST
     used_in: ClassVar[Tier] = DEVICE
+    lane: ClassVar[str] = HOST
     place: ClassVar[str] = "in host memory"
     called: ClassVar[str] = "states that come to the device"
     is_behind: ClassVar[bool] = False

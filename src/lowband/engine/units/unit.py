@@ -22,7 +22,6 @@ from lowband.engine.units.tied_to import tied_to
 from lowband.engine.units.unusable import mark_replaced
 from lowband.errors import UserError
 from lowband.spec.partition import UnitLayout
-from lowband.spec.tiers import DISK
 
 
 class Unit:
@@ -184,9 +183,6 @@ class Unit:
         if self.state is not UnitState.SHARDED:
             return
         self._check_copy(stale)
-        if stale and self.held.disk is not None and self.scheme.weights_tier == DISK:
-            # A lane would wait for an update whose reads wait for that lane: for its part of this gather.
-            self.held.disk.await_weights()
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self.held.levels_of_gather(stale, from_secondary)
         with outside_of_modes():
