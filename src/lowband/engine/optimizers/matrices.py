@@ -25,9 +25,10 @@ from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.shard_of import ShardOf
-from lowband.engine.units.steps import mark_updated, mark_whole
+from lowband.engine.units.steps import mark_whole
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.waiting import check_reduced
+from lowband.engine.units.zero_grad import mark_updated
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
 from lowband.spec.tiers import DEVICE

@@ -12,6 +12,8 @@ from torch.optim.optimizer import Optimizer
 from lowband.engine.transport.everyone import speaks_for_all
 from lowband.errors import UserError
 
+IS_KNOWN = "_lowband_is_known"  # attribute of an optimizer of such a class that has shards
+
 # package -> classes
 _OF_PACKAGES = {
     "torch": "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta ASGD Rprop RMSprop",

@@ -1,4 +1,4 @@
-"""Steps and `zero_grad` of optimizers on shards: what is refused before, counted and made known after.
+"""Steps of optimizers on shards: what is refused before, counted and made known after.
 
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
@@ -20,17 +20,16 @@ from torch.optim.optimizer import (
 from lowband.engine.units.behind import Behind
 from lowband.engine.units.changes import Changes, Watcher, changes_of
 from lowband.engine.units.copied import StateWaits
-from lowband.engine.units.known_optimizers import check_class, check_groups, is_known
+from lowband.engine.units.known_optimizers import IS_KNOWN, check_class, check_groups, is_known
 from lowband.engine.units.late import Late, step_late
 from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
-from lowband.engine.units.waiting import check_reduced, discard
+from lowband.engine.units.waiting import check_reduced
+from lowband.engine.units.zero_grad import updated_of
 from lowband.errors import UserError
 
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
-_UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
-_BY_ELEMENT = "_lowband_by_element"  # attribute of an optimizer of a known class
 _ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
@@ -47,16 +46,6 @@ def mark_whole(shards: Sequence[nn.Parameter]) -> None:
             raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
     for shard in shards:
         setattr(shard, _WHOLE, True)
-
-
-def mark_updated(wholes: Sequence[nn.Parameter], shards: Sequence[nn.Parameter]) -> None:
-    """Have `zero_grad` of an optimizer that has whole matrices reach the shards, where gradients wait for a
-    step that brings them to the matrices.
-
-    wholes: those of one lowband.Matrices on this rank; shards: all that it updates
-    """
-    for whole in wholes:
-        setattr(whole, _UPDATES, shards)
 
 
 def _before_step(
@@ -92,7 +81,7 @@ def _before_step(
             for watcher in _watchers(by_unit):
                 watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
-    check = partial(_check_gradients, shards, _updated(optimizer), type(optimizer).__name__)
+    check = partial(_check_gradients, shards, updated_of(optimizer), type(optimizer).__name__)
     if not any(map(callable, (*args[1:], *kwargs.values()))):
         check()
         return None
@@ -128,12 +117,6 @@ def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parame
             where=where,
             allowed="optimizer.step() in `with matrices`, behind the backward",
         )
-
-
-def _updated(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The shards that get what becomes of the optimizer's whole matrices, and others of these Matrices."""
-    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return list({shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())})
 
 
 def _then(value: Any, check: Callable[[], None]) -> Any:
@@ -253,15 +236,7 @@ def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> N
         changes.count_step()
 
 
-def _free_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Wait for late updates from those of these parameters, which are about to change."""
-    for changes in {changes_of(parameter) for parameter in parameters}:
-        if changes is not None and changes.disk is not None:
-            changes.disk.frees_gradients()
-
-
-_add_param_group, _zero_grad = Optimizer.add_param_group, Optimizer.zero_grad
-_zero_module = nn.Module.zero_grad
+_add_param_group = Optimizer.add_param_group
 
 
 @wraps(_add_param_group)
@@ -283,42 +258,13 @@ def _add_checked(optimizer: Optimizer, group: dict[str, Any]) -> None:
 def _prepare(optimizer: Optimizer) -> None:
     """Have its steps, from the next one on, know that it has shards."""
     if is_known(optimizer):
-        setattr(optimizer, _BY_ELEMENT, True)
+        setattr(optimizer, IS_KNOWN, True)
     if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in _by_unit(optimizer) if c.disk]):
         setattr(optimizer, _ELSEWHERE, disks[0].called)
         refuse_states(optimizer, disks[0].place)
         if not hasattr(type(optimizer), "state"):
             type(optimizer).state = StateWaits()  # type: ignore[assignment]
     _step_on_shards(type(optimizer))
-
-
-@torch._disable_dynamo
-@wraps(_zero_grad)
-def _zero_all(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """Discard also the gradients that wait under `no_sync`, or for lowband.Matrices."""
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    updated = _updated(optimizer)
-    discard([*own, *updated])
-    for shard in updated:
-        shard.grad = None
-    if not set_to_none:
-        _free_gradients(own)
-        _zero_grad(optimizer, set_to_none)
-    elif hasattr(optimizer, _BY_ELEMENT):
-        with torch._C.DisableTorchFunctionSubclass():  # quicker
-            _zero_grad(optimizer, set_to_none)
-    else:
-        _zero_grad(optimizer, set_to_none)
-
-
-@torch._disable_dynamo
-@wraps(_zero_module)
-def _zero_around(module: nn.Module, set_to_none: bool = True) -> None:
-    """The same of a module around a sharded one, or of a part of one."""
-    discard(module.parameters())
-    if not set_to_none:
-        _free_gradients(module.parameters())
-    _zero_module(module, set_to_none)
 
 
 def _step_on_shards(kind: type[Optimizer]) -> None:
@@ -342,10 +288,10 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         is_users = hooks or kwargs or any(value is not None for value in args)
         if called := getattr(optimizer, _ELSEWHERE, None):
-            check_turns(optimizer, hasattr(optimizer, _BY_ELEMENT), bool(is_users), called)
+            check_turns(optimizer, hasattr(optimizer, IS_KNOWN), bool(is_users), called)
             with torch._C.DisableTorchFunctionSubclass():
                 return _step_elsewhere(optimizer, step)
-        if is_users or not hasattr(optimizer, _BY_ELEMENT):
+        if is_users or not hasattr(optimizer, IS_KNOWN):
             return step(optimizer, *args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return step(optimizer, *args, **kwargs)
@@ -355,7 +301,5 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
 
 
 Optimizer.add_param_group = _add_checked  # type: ignore[method-assign]
-Optimizer.zero_grad = _zero_all  # type: ignore[method-assign]
-nn.Module.zero_grad = _zero_around  # type: ignore[method-assign]
 register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)
