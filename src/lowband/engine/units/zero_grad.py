@@ -1,4 +1,4 @@
-"""`zero_grad` of optimizers on shards, and of modules around them: it discards what waits behind them, too."""
+"""`zero_grad` of optimizers on shards, and of modules around them: what waits behind them is discarded."""
 
 from collections.abc import Iterable, Sequence
 from functools import wraps
