@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from lowband.commands import positive
 from lowband.errors import UserError
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.spec.files import write_whole
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, parts: Mappi
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="only say what is done, and what the rest takes")
     parser.add_argument("--only", nargs="+", default=list(parts), metavar="PART", help="these parts")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that takes longer")
+    parser.add_argument(
+        "--minutes", type=positive, default=float("inf"), help="begin nothing that takes longer"
+    )
     parser.add_argument("--commit", help="the commit to measure (default: that of the last start, else HEAD)")
     options = parser.parse_args(arguments)
     ends = time.monotonic() + 60 * options.minutes

@@ -71,7 +71,7 @@ class CopiedOptimizer:
 class StateWaits:
     """`state` of a class of optimizers: who reads or sets it waits for the update behind the last step."""
 
-    def __get__(self, optimizer: Optimizer, _kind: Any = None) -> Any:
+    def __get__(self, optimizer: Optimizer | None, _kind: Any = None) -> Any:
         if optimizer is None:
             return self
         end_update(optimizer)
