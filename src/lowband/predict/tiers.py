@@ -9,9 +9,9 @@ lane of its own; those of states that come to the device for their update stay t
     fetch     join(F, f) - F     f: new weights in the compute dtype, F: the step's forwards
 
 An update that is late hides behind F + B: join(F + B, update) - F - B. One of states on a disk takes, as 12
-bytes a parameter are read and 12 written beside it, join(update, read + written). In our engine it hides
-behind the first of m passes, the next step's: join(F / m, that) - F / m. What hides behind backwards, two
-units' reads and two units' writes, is left out.
+bytes a parameter are read and 12 written beside it, join(update, read + written). With the stack's
+`hidden_updates`, as with ours, it hides behind the first of m passes, the next step's: join(F / m, that) -
+F / m. What hides behind backwards, two units' reads and two units' writes, is left out.
 
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
 backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
@@ -34,7 +34,6 @@ from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import Bound
-from lowband.spec.stack import OURS
 from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -77,7 +76,7 @@ def tier_waits(
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
             update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
-            if job.stack.name == OURS.name:
+            if job.stack.hidden_updates:
                 first = forwards_s / job.passes
                 update = join(first, update, overlap) - first
     if beyond.weights is not None:

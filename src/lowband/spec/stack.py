@@ -83,6 +83,9 @@ class StackConstants(Strict):
         description="schedules of a pipeline in which a rank computes on while its messages to other stages "
         "travel; elsewhere it waits for each",
     )
+    hidden_updates: bool = Field(
+        default=False, description="updates of states on a disk end behind the next forward, not in the step"
+    )
     efficiency: dict[str, Fact] = Field(
         default={},
         description="level -> share of the link's achieved rate that the sharding's collectives achieve; "
@@ -137,5 +140,6 @@ class Stack(StackConstants):
 # Our engine. It has no file: predicting a run takes nothing but the run's spec, whose option `collectives`
 # decides between hops and flat rings. None of its constants was fitted.
 OURS = Stack(
-    name="ours", description="our engine: a hop per level, a lane per level, all overlap", hidden_sends="all"
-)
+    name="ours", description="our engine: a hop per level, a lane per level, all overlap", hidden_sends="all",
+    hidden_updates=True,
+)  # fmt: skip
