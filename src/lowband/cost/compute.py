@@ -7,8 +7,9 @@
     kernels    number x fixed time
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
-additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (gated 8f, or 6f fused with its product);
-norms of outputs 8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
+additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (gated 8f, 6f
+where it is one kernel with its product: two inputs read, one output written); norms of outputs
+8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
@@ -229,7 +230,9 @@ def work(
         )
         rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
         kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
-    casts, casts_back = (computer.casts_s(values) for values in _cast(model, tokens, axes, load, weight_casts))
+    casts, casts_back = (
+        computer.casts_s(values) for values in _cast(model, tokens, axes, load, weight_casts)
+    )
     adapters = 0.0 if lora is None else _adapters_s(computer, model, lora, tokens)
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels + adapters
     again: dict[str, Num] = {

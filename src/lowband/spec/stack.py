@@ -79,8 +79,8 @@ class StackConstants(Strict):
     )
     keeps_casts: bool = Field(
         default=False,
-        description="weights in 8 bits are kept for a step's other micro-batches (Transformer Engine), not cast "
-        "for each pass",
+        description="weights in 8 bits are kept for a step's other micro-batches (Transformer Engine), not "
+        "cast for each pass",
     )
     optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
