@@ -176,6 +176,7 @@ _ENGINE = {
     "units/shard_sums": _dist("optimizers"),
     "units/state_dict": _dist("foreign_tools", "idioms", "safetensors", "library"),
     "units/leaves": [
+        f"{UNIT}leaves.py",
         *_dist("unit_placements", "deferred", "dropped", "misuse", "torch_cut"),
         *EVERY_STEP,
         *_dist("idioms"),
