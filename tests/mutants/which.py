@@ -168,7 +168,7 @@ _ENGINE = {
     "units/rank_shards": [*_dist("unit_placements", "deferred"), *EVERY_STEP],
     "units/seen_whole": _dist("optimizers", "idioms", "foreign_tools"),
     "units/unusable": _dist("dropped", "misuse", "outside"),
-    "units/waiting": _dist("misuse", "idioms"),
+    "units/waiting": _dist("checkpoint_waiting", "misuse", "idioms"),
     "units/shard_grad": [*_dist("outside", "idioms"), *EVERY_STEP],
     "units/shard_init": [*_dist("foreign_tools"), *EVERY_STEP],
     "units/shard_of": [*_dist("topology", "library"), *EVERY_STEP],

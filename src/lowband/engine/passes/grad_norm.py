@@ -15,7 +15,7 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
     of it.
     """
     engine.put_shards()
-    check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
+    check_reduced(engine.shards, "clip_grad_norm_", "the norm would leave out")
     # Gradients by how many of the replica's ranks hold each, and the device on which they lie.
     copied: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
     tensor_ranks = engine.tensor_ranks

@@ -109,7 +109,7 @@ def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parame
 
     updated: those whose gradients a lowband.Matrices brings to whole matrices that are stepped
     """
-    check_reduced(shards, where, "this step")
+    check_reduced(shards, where, "this step would leave out")
     with torch._C.DisableTorchFunctionSubclass():  # quicker
         left = next((shard for shard in updated if shard.grad is not None), None)
     if left is not None:
