@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowband.__main__ import main
 from lowband.commands.advise import SCHEMES
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.search.advice import (
     MICRO_BATCHES,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.validation import SOURCES
 from lowband.predict.defaults import DEVICE, LATENCY_US, LINK, STACK, with_defaults
-from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.search.rehearsal import rehearse
 from lowband.predict.show.point_text import constant_lines, text

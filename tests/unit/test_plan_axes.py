@@ -13,8 +13,8 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.cost.activations import Recompute
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import KNOBS, Plan

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
@@ -20,7 +21,7 @@ from lowband.predict.search.placements import table
 from lowband.predict.search.plan import RECOMPUTE, _bases, plan
 from lowband.predict.search.relief import HOST
 from lowband.predict.search.software import of_stack
-from lowband.predict.tiers import GIB, short_by
+from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.config import Config

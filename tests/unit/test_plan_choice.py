@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowband.__main__ import main
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.request import setting
 from lowband.predict.room import MEMORY_ERROR
 from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, WIRES, Candidate, Plan

@@ -11,8 +11,8 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.cost.bytes import sent_bytes
+from lowband.cost.numbers import GIB
 from lowband.predict.experts import experts_sent
-from lowband.predict.footprint import GIB
 from lowband.predict.place import alike
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import KNOBS

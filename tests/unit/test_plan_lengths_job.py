@@ -8,8 +8,9 @@ import pytest
 from machines import fact, machine
 
 from lowband.__main__ import main
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.lengths import plan_lengths
 from lowband.predict.search.lengths_cost import OF_A_SEQUENCE, Job, read_lengths

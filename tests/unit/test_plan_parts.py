@@ -11,9 +11,9 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.request import setting
 from lowband.predict.room import surely

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.room import MEMORY_ERROR

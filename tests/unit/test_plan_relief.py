@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate, Plan, knobs_of

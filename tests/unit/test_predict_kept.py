@@ -9,9 +9,9 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.cost.activations import kept_bytes_per_token, to_host_bytes
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Rates
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.plan import plan

@@ -11,9 +11,9 @@ import pytest
 from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import state_bytes
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import MODEL_ERROR
@@ -156,7 +156,7 @@ def zero3(**changes: Any) -> Scheme:
 
 
 def counted_as(scheme: Scheme, plain: Workload, kinds: list[str], *found: Prediction) -> dict[str, int]:
-    """What the engine's half counts of states (cost/memory.py): the two forms are written apart."""
+    """What cost/memory.py counts of states, of whole units; a prediction's are of shares."""
     numels = stage_numels(plain.model, plain.levels, plain.axes)
     counted = state_bytes(numels, scheme, plain.levels, "bf16", "bf16", 1, "nccl")
     for kind in kinds:
@@ -180,15 +180,20 @@ def test_a_scheme_with_a_tier_is_predicted_as_the_option(tier: TierName) -> None
 
 
 @pytest.mark.parametrize(
-    ("offload", "share", "moved"),
-    [({"share": 0.5}, 0.5, 0), ({"stride": 3}, 1, 1 / 3), ({"share": 0.3, "stride": 1}, 0.3, 0.3)],
+    ("tier", "offload", "share", "moved"),
+    [
+        ("host", {"share": 0.5}, 0.5, 0),
+        ("disk", {"share": 0.5}, 0.5, 0),
+        ("host", {"stride": 3}, 1, 1 / 3),
+        ("host", {"share": 0.3, "stride": 1}, 0.3, 0.3),
+    ],
 )
 def test_parts_of_a_scheme_are_predicted_as_the_option(
-    offload: dict[str, float], share: float, moved: float
+    tier: TierName, offload: dict[str, float], share: float, moved: float
 ) -> None:
     """But of whole units: of these 25 blocks and the root a few hundredths more or less."""
     plain = job(cluster="dgx-h100", ranks=8)
-    by_scheme = replace(plain, scheme=zero3(optim="world@host", offload=offload))
+    by_scheme = replace(plain, scheme=zero3(optim=f"world@{tier}", offload=offload))
     placed = by_scheme.placed
     assert placed is not None and share <= placed.share < share + 0.05
     assert placed.moved == pytest.approx(moved, abs=0.05)
@@ -196,8 +201,9 @@ def test_parts_of_a_scheme_are_predicted_as_the_option(
     ours, theirs = predict(by_option), predict(by_scheme)
     assert ours.time_s == theirs.time_s
     assert ours.memory_bytes["buffers"] >= theirs.memory_bytes["buffers"]  # of the largest units
-    for kind in ("weights", "grads", "optim", "optim@host", "grads@host"):
-        assert ours.memory_bytes[kind] == pytest.approx(theirs.memory_bytes[kind], rel=1e-9), kind
+    for kind in ("weights", "grads", "optim", f"optim@{tier}", "grads@host", "weights@host"):
+        expected = theirs.memory_bytes.get(kind, 0)
+        assert ours.memory_bytes.get(kind, 0) == pytest.approx(expected, rel=1e-9), kind
 
 
 def test_a_late_update_hides_behind_the_passes() -> None:

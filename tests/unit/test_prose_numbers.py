@@ -9,10 +9,10 @@ import pytest
 from report_runs import ROOT
 from texts import Text
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.figures import own_figures
 from lowband.evidence.tables.derived import peers
-from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN
 from lowband.spec.config import Config

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lowband.cost.tiers import GIGA, Rates, efficiency, intensity
+from lowband.cost.numbers import GIGA
+from lowband.cost.tiers import Rates, efficiency, intensity
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.validation.tier_efficiency import MAY, arrives, tier_efficiency
 from lowband.spec.config import Config

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from lowband.cost.bytes import Transfer
-from lowband.cost.numbers import Num
+from lowband.cost.numbers import GIGA, Num
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop, Joined
 from lowband.spec.sourced import Bound, Fact
@@ -32,7 +32,7 @@ from lowband.spec.stack import ANY, Stack
 from lowband.spec.step import Pattern, pattern_of
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
-MICRO, GIGA = 1e-6, 1e9
+MICRO = 1e-6
 
 
 def share(fact: Fact | None, case: Case) -> float:

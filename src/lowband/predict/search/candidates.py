@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
-from lowband.predict.footprint import GIB
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT_ALL
 from lowband.spec.step import STEP
