@@ -6,20 +6,18 @@ import pandas as pd
 
 from lowband.cost.contents import step_bytes
 from lowband.cost.held import held_bytes
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.records import Environment, Outcome, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 def smoke_specs() -> list[RunSpec]:
     """zero3 on 1, 4 and 8 ranks; hpz, hsdp and hier3-exact on 4 and 8. 6 steps, 2 of them warm-up."""
-    return Config(ROOT).runs(["smoke"])
+    return CONFIG.runs(["smoke"])
 
 
 def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> Path:

@@ -23,10 +23,8 @@ from lowband.predict.search.advice import (
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.show.advice_text import advise, text
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 TRIED = [CONFIG.scheme(name) for name in SCHEMES]
 
 

@@ -13,14 +13,13 @@ from lowband.evidence.validation.frontier_maps import frontier_map
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import REFERENCE, ROOT
 
 
 def as_shipped(config: Config, out: Path) -> None:
     """What the predictor says, as it is shipped; tests/workflow/test_shipped.py makes it anew."""
     for name in {*PREDICTED} - {"frontier_map"}:
-        shutil.copy(ROOT / "results" / "reference" / "predicted" / f"{name}.csv", out)
+        shutil.copy(REFERENCE / "predicted" / f"{name}.csv", out)
     write_csv(frontier_map(config), out / "frontier_map.csv")  # is not shipped
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from report_runs import ROOT
 
 import lowband
 from lowband.__main__ import USERS, command_line, main
 from lowband.box import links, network
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from tests.called import called
+from tests.checkout import CONFIG, ROOT
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -192,7 +191,7 @@ def test_an_entry_that_is_no_mapping_is_named(
 def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "missing", lambda: "no ip")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    [spec, *_] = Config(ROOT).runs(["links"])
+    [spec, *_] = CONFIG.runs(["links"])
     with pytest.raises(UserError, match="no ip"):
         network.connect(spec, "private")
     assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"

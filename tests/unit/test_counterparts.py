@@ -8,19 +8,18 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, OFF_DEVICE, PEERS, TABLE, form_of, peer_arguments
 from lowband.spec.tiers import TIERS
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
 LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
 
 
 def scheme(name: str):
-    return Config(ROOT).scheme(name)
+    return CONFIG.scheme(name)
 
 
 def test_every_form_has_a_word_on_every_peer() -> None:

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.__main__ import main
+from tests.checkout import ROOT
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3", "--gpus", "8"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -24,12 +23,11 @@ from lowband.predict.search.software import of_stack
 from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Schedule
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 CASES = [
     ("frontier", "llama-3-405b", 4096, 131072),
     ("dgx-h100", "gpt-20b", 64, 2048),

@@ -27,9 +27,8 @@ from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 MACHINE = CONFIG.machine("dgx-a100-40gb")
 STACK = CONFIG.given_stack(None, MACHINE)
 MEMORY = ("torchtitan-h100-memory", "torchtitan-h200-memory")
@@ -103,7 +102,7 @@ def test_the_search_finds_what_is_chosen_of_all() -> None:
 
 
 def test_the_models_error_is_that_of_held_out_rows() -> None:
-    accuracy = read_table(ROOT / "results" / "reference" / "predicted" / "accuracy.csv")
+    accuracy = read_table(REFERENCE / "predicted" / "accuracy.csv")
     fitted = (accuracy["fitted_constants"] > 0) & ~accuracy["source"].isin(MEMORY)
     held_out = accuracy[(accuracy["use"] == "held out") & fitted]
     assert held_out["mean_error_percent"].max() <= 100 * MODEL_ERROR + 0.05
@@ -246,9 +245,8 @@ def test_the_micro_batches_of_any_batch_are_found() -> None:
 
 def test_the_search_counts_beyond_64_bits() -> None:
     """2^20 sequences of a model of a trillion parameters, as `predict` counts them."""
-    config = Config(ROOT)
-    machine, stack = setting(config, "frontier", None)
-    model, scheme = config.model("gpt-1t"), config.scheme("zero3").on(list(machine.sizes))
+    machine, stack = setting(CONFIG, "frontier", None)
+    model, scheme = CONFIG.model("gpt-1t"), CONFIG.scheme("zero3").on(list(machine.sizes))
     one = Workload(machine, stack, model, scheme, 64, 2**20, 2048, 1, recompute="full")
     several = replace(one, micro_batch=np.array([2**20], dtype=float), accumulation=np.array([1.0]))
     assert step_time(several).total == pytest.approx(step_time(one).total, rel=1e-12)

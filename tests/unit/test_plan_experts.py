@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -21,15 +20,14 @@ from lowband.predict.search.placements import schemes
 from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.mesh import WORLD
 from lowband.spec.model import ModelSpec
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 from lowband.spec.step import Route
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 RANKS, EXPERTS, TOP_K, WIDTH = 8, 16, 2, 128
 MODEL = ModelSpec(
     name="small", layers=4, hidden=256, heads=4, vocab=256, seq_len=2**16, positions="rotary", gated=True,

@@ -34,8 +34,8 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.offload import Offload
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SOURCE, STACK = setting(CONFIG, "frontier", "ours")
 OURS = [row for row in SOFTWARE if row.name == "lowband"]
 

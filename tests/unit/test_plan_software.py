@@ -19,11 +19,9 @@ from lowband.predict.search.software import SOFTWARE, of_stack, runners
 from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 LLAMA = CONFIG.model("llama-3-70b")
 
 

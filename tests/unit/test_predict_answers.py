@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.__main__ import main
+from tests.checkout import ROOT
 
 MACHINE = """description: made up
 device: {name: a GPU, memory_gib: 80, peak_tflops: {PEAK}, source: made up}

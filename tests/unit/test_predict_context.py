@@ -28,14 +28,13 @@ from lowband.predict.search.rehearsal import rehearse
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 GPT = ModelSpec(name="small", layers=4, hidden=64, heads=8, vocab=128, seq_len=4096, source="none")
 GROUPED = GPT.model_copy(update={"kv_heads": 2})
 RUN = CONFIG.runs(["context"])[0]

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +19,9 @@ from lowband.predict.show.point_text import text
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.machine import Machine
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 MODEL = CONFIG.model("gpt-10b")
 TOKENS, RANKS = 2048, 4
 

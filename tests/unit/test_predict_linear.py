@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from machines import fact, machine
-from test_predict_context import CONFIG, GPT, check_bytes, job, run
+from test_predict_context import GPT, check_bytes, job, run
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network
@@ -24,6 +24,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
 
 LINEAR = GPT.model_copy(update={"attention": "linear"})
 HYBRID = GPT.model_copy(update={"attention": "linear", "softmax_every": 2})

@@ -1,7 +1,6 @@
 """Adapters of low rank, predicted: states and time by hand, what is said of them, and what is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ from lowband.predict.request import setting
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
 from tests.refused import refusal
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 ALL = Lora(16, MATRICES)
 MODEL = CONFIG.model("llama-3-8b")
 WHOLE = Workload(

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,10 @@ from lowband.predict.show.point_text import text
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.machine import TierName
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def job(beyond: Beyond | None = None, cluster: str = "polaris", ranks: int = 4, **more: object) -> Workload:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,8 @@ from lowband.predict.prediction import predict
 from lowband.predict.request import Grid
 from lowband.predict.search.rehearsal import rehearse, text
 from lowband.predict.workload import workload_of
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 FRONTIER = CONFIG.runs(["frontier"])
 JOB = CONFIG.job("frontier")
 

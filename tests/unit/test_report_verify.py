@@ -5,11 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.evidence.report.verify import FOLDERS, SUMS, verify, write_sums
+from tests.checkout import ROOT
 
 
 def test_what_is_shipped_is_as_listed() -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.run import site
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
 # The function that a login shell defines; rccl-net-plugin brings a folder with the plugin.
 MODULE = """module() {
   case "$2" in
@@ -118,4 +117,4 @@ def test_away_from_a_checkout_it_says_where_sites_are(
 def test_a_box_is_no_site(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--site", "frontier-box", "--root", str(ROOT)]) == 2
     assert "no site 'frontier-box' (allowed: cuda, frontier, lumi, perlmutter)" in capsys.readouterr().err
-    assert Config(ROOT).has_slurm("frontier-box")
+    assert CONFIG.has_slurm("frontier-box")

@@ -9,10 +9,7 @@ from lowband.__main__ import main
 from lowband.box import network
 from lowband.errors import UserError
 from lowband.run import submit
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
+from tests.checkout import CONFIG, ROOT
 
 
 def check(suite: str, **variables: str) -> None:

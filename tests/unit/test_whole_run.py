@@ -14,11 +14,9 @@ from lowband.predict.request import setting
 from lowband.predict.show.whole_text import lines
 from lowband.predict.whole import HOUR_S, Conditions, whole_run
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.machine import Power
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 JOB = Workload(
     *setting(CONFIG, "dgx-a100", None), CONFIG.model("llama-7b"), CONFIG.scheme("zero3"), 64, 4, 2048
 )
