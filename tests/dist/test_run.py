@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from started import MODEL, SMOKE, begun, both_ended, ended, killed, launched, spec_file
 
-from lowband.__main__ import main
 from lowband.engine.checkpoint import checkpointer
 from lowband.engine.checkpoint.rank_file import write_rank_file
 from lowband.errors import UserError
@@ -32,6 +31,7 @@ from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 from tests.refused import answer
 from tests.waiting import wait_for
 
@@ -286,13 +286,9 @@ def test_a_run_that_diverges_completes_the_checkpoint_before(tmp_path: Path) -> 
 
 def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = spec_file(tmp_path, text=str(tmp_path / "none.txt"))
-    assert main(["train", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "no text file" in error
+    assert "no text file" in printed_by(capsys, "train", str(path), code=2)
     path.write_text(path.read_text().replace('"seed"', '"sed"'))
-    assert main(["train", str(path)]) == 2
-    error = capsys.readouterr().err
+    error = printed_by(capsys, "train", str(path), code=2)
     assert "unknown key 'sed'" in error
     assert "seed" in error.partition("allowed")[2]
     assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]

@@ -13,6 +13,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, OFF_DEVICE, PEERS, TABLE, form_of, peer_arguments
 from lowband.spec.tiers import TIERS
 from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
 LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
@@ -152,7 +153,5 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
 def test_what_no_scheme_says_is_refused(tmp_path: Path, capsys, zero: dict, said: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
-    assert main(["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    asked = ["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]
+    assert said in printed_by(capsys, *asked, code=2)

@@ -28,6 +28,7 @@ from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
 from tests.checkout import CONFIG, REFERENCE, ROOT
+from tests.printed import printed_by
 
 MACHINE = CONFIG.machine("dgx-a100-40gb")
 STACK = CONFIG.given_stack(None, MACHINE)
@@ -137,14 +138,12 @@ def test_plan_as_json_and_csv(capsys: pytest.CaptureFixture[str], monkeypatch: p
         "--pp",
         "1",
     ]
-    assert main([*job, "--micro-batch", "1", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed_by(capsys, *job, "--micro-batch", "1", "--json"))
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
     first, *seconds = (row["step_time_s"] for row in rows)
     assert seconds == sorted(seconds)
     assert first <= (1 + MODEL_ERROR) * min(first, *seconds)  # it surely fits
-    assert main([*job, "--micro-batch", "1", "--csv"]) == 0
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    lines = list(csv.DictReader(io.StringIO(printed_by(capsys, *job, "--micro-batch", "1", "--csv"))))
     assert [float(line["step_time_s"]) for line in lines] == [row["step_time_s"] for row in rows]
     assert {line["provenance"] for line in lines} == {"predicted"}
 
@@ -189,8 +188,7 @@ def test_a_level_that_is_nowhere_is_refused_with_the_mend(inner: tuple[str, ...]
 def test_several_schemes_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = ["predict", "--model", "llama-7b", "--gpus", "8", "--root", str(ROOT)]
     cluster = ["--cluster", machine_file(tmp_path, "pair", "board")]
-    assert main([*job, *cluster, "--scheme", "zero3", "zeropp", "hier3"]) == 0
-    known, *lines = capsys.readouterr().out.splitlines()
+    known, *lines = printed_by(capsys, *job, *cluster, "--scheme", "zero3", "zeropp", "hier3").splitlines()
     assert known.startswith("lower bound, no evidence on this machine")
     assert lines[0].startswith("predicted on pair-board, stack ours, 80 GiB a rank")
     assert [line.split()[1] for line in lines[2:6]] == ["scheme", "zero3", "zeropp", "hier3"]
@@ -214,8 +212,7 @@ def test_what_cannot_be_written_is_refused_before(
     root.mkdir()
     job = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8", "--tp", "1", "--pp", "1"]
     limits = ["--micro-batch", "1", "--recompute", "full", "--global-batch", "8", "--root", str(root)]
-    assert main([*job, *limits, "--write", "found", *given_]) == 2
-    assert words in capsys.readouterr().err
+    assert words in printed_by(capsys, *job, *limits, "--write", "found", *given_, code=2)
     assert not list(root.iterdir())
 
 

@@ -8,7 +8,6 @@ from itertools import product
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.cost.bytes import sent_bytes
 from lowband.cost.numbers import GIB
 from lowband.predict.experts import experts_sent
@@ -27,6 +26,7 @@ from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 from lowband.spec.step import Route
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 RANKS, EXPERTS, TOP_K, WIDTH = 8, 16, 2, 128
 MODEL = ModelSpec(
@@ -174,9 +174,7 @@ JOB = ["--cluster", "frontier", "--model", "mixtral-8x7b", "--gpus", "64", "--ro
 
 
 def said(capsys: pytest.CaptureFixture[str], verb: str, *words: str, fails: bool = False) -> str:
-    assert main([verb, *JOB, *words]) == 2 * fails
-    out, err = capsys.readouterr()
-    return err if fails else out
+    return printed_by(capsys, verb, *JOB, *words, code=2 * fails)
 
 
 def test_predict_names_ways_to_experts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from machines import SIZES, machine
 
-from lowband.__main__ import main
 from lowband.cost.collectives import Network
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.contents import step_bytes
@@ -34,6 +33,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import OURS
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 GPT = ModelSpec(name="small", layers=4, hidden=64, heads=8, vocab=128, seq_len=4096, source="none")
 GROUPED = GPT.model_copy(update={"kv_heads": 2})
@@ -378,9 +378,7 @@ FRONTIER = ["--cluster", "frontier", "--model", "gpt-10b", "--scheme", "hier3", 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, fails: bool = False) -> str:
     """What `lowband predict` prints of the 10B model on 64 GCDs."""
-    assert main(["predict", *FRONTIER, "--root", str(CONFIG.root), *words]) == 2 * fails
-    out, err = capsys.readouterr()
-    return err if fails else out
+    return printed_by(capsys, "predict", *FRONTIER, "--root", str(CONFIG.root), *words, code=2 * fails)
 
 
 def test_the_command_names_bytes_by_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 MODEL = CONFIG.model("gpt-10b")
 TOKENS, RANKS = 2048, 4
@@ -170,6 +171,4 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_that_cannot_is_refused_in_one_line(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *JOB, *words]) == 2
-    refused = capsys.readouterr().err
-    assert says in refused and refused.count("\n") == 1
+    assert says in printed_by(capsys, "plan", *JOB, *words, code=2)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import state_bytes
 from lowband.cost.numbers import GIB
@@ -28,6 +27,7 @@ from lowband.spec.machine import TierName
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 
 def job(beyond: Beyond | None = None, cluster: str = "polaris", ranks: int = 4, **more: object) -> Workload:
@@ -331,15 +331,11 @@ JOB = ["--cluster", "polaris", "--model", "gpt-10b", "--gpus", "4", "--root", st
 def test_options_that_do_not_go_together_are_refused_in_one_line(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([words[0], *JOB, *words[1:]]) == 2
-    refused = capsys.readouterr().err
-    assert says in refused and refused.count("\n") == 1
+    assert says in printed_by(capsys, words[0], *JOB, *words[1:], code=2)
 
 
 def test_the_planner_prints_a_line_for_each_place(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *JOB, "--largest", "--seq", "1024"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = printed_by(capsys, "plan", *JOB, "--largest", "--seq", "1024").splitlines()
     assert [line.split("  ")[0] for line in said[3:]] == ["device", "optim@host", "optim@host weights@host"]
-    assert main(["plan", *JOB, "--largest", "--seq", "1024", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed_by(capsys, "plan", *JOB, "--largest", "--seq", "1024", "--json"))
     assert [row["parameters"] > 0 for row in rows] == [True, True, True]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from test_predict_stages import MODEL, run
 
-from lowband.__main__ import main
 from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.stages import parts
@@ -25,6 +24,7 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS
 from lowband.spec.step import Schedule
 from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 SEVEN = MODEL.model_copy(update={"layers": 7})
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
@@ -109,8 +109,7 @@ def test_a_stage_without_blocks_is_refused_in_a_line(
 ) -> None:
     """Megatron-LM can have its embedding or its head alone in a stage."""
     asked = ["predict", "--cluster", "frontier", "--model", "gpt-22b", "--scheme", "zero1", "--gpus", "8"]
-    assert main([*asked, "--pp", "4", "--layers", *layers]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = printed_by(capsys, *asked, "--pp", "4", "--layers", *layers, code=2)
     assert line.endswith("'0': a stage of embeddings or head alone (allowed: 1 or more blocks each)")
 
 

@@ -8,6 +8,7 @@ import pytest
 from lowband.__main__ import main
 from lowband.run import site
 from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
 # The function that a login shell defines; rccl-net-plugin brings a folder with the plugin.
 MODULE = """module() {
@@ -108,9 +109,8 @@ def test_a_torch_for_no_gpu_is_missing(capsys: pytest.CaptureFixture[str]) -> No
 def test_away_from_a_checkout_it_says_where_sites_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--site", "lumi", "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)\n"
+    assert printed_by(capsys, "doctor", "--site", "lumi", "--root", str(tmp_path), code=2) == (
+        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)"
     )
 
 

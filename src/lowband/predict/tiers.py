@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.cost.collectives import Case
+from lowband.cost.collectives import LOW_IS_SLOW, Case
 from lowband.cost.memory import GRAD_BYTES, STATE_BYTES, on_their_way, optim_beyond, weights_beyond
 from lowband.cost.numbers import GIB, GIGA, Num, join
 from lowband.cost.tiers import Beyond, Rates, update_s
@@ -33,11 +33,8 @@ from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
-from lowband.spec.sourced import Bound
 from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
-
-ENDS: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,10 @@ def shard(job: Workload, place: Place, level: str) -> Num:
 def way(job: Workload, tier: TierName, case: Case) -> Rates:
     """Rates of one rank between its device and a tier, all of its node's at once."""
     ranks = min(job.machine.node_size, job.ranks)
-    host = Rates.of(job.machine.tier("host"), ranks, ENDS[case])
+    host = Rates.of(job.machine.tier("host"), ranks, LOW_IS_SLOW[case])
     if tier == "host":
         return host
-    disk = Rates.of(job.machine.tier(tier), ranks, ENDS[case])
+    disk = Rates.of(job.machine.tier(tier), ranks, LOW_IS_SLOW[case])
     return Rates(np.minimum(host.fetch, disk.fetch), np.minimum(host.stash, disk.stash), disk.update)
 
 
