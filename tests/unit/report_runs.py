@@ -1,18 +1,29 @@
 """Run folders without training: specs of a real suite, records made up so that every number is known."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 
 from lowband.cost.contents import step_bytes
 from lowband.cost.held import held_bytes
+from lowband.evidence.validation.frontier_maps import frontier_map
+from lowband.evidence.validation.tables import PREDICTED
+from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.records import Environment, Outcome, Sent, StateBytes, StepRecord
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
-from tests.checkout import CONFIG
+from tests.checkout import CONFIG, REFERENCE
+
+
+def predictions_as_shipped(config: Config, out: Path) -> None:
+    """What the predictor says, as it is shipped; tests/workflow/test_shipped.py makes it anew."""
+    for name in {*PREDICTED} - {"frontier_map"}:
+        shutil.copy(REFERENCE / "predicted" / f"{name}.csv", out)
+    write_csv(frontier_map(config), out / "frontier_map.csv")  # is not shipped
 
 
 def smoke_specs() -> list[RunSpec]:

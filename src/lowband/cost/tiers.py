@@ -195,9 +195,9 @@ def update_s(parameters: Num, rates: Rates, stride: Num = 0) -> Num:
     return parameters * np.maximum(memory, way) / GIGA
 
 
-def best_stride(rates: Rates, most: int = 10) -> int:
-    """The stride with the shortest update, 0 or 2 to `most`; the longer one of equals."""
-    strides = [0, *range(most, 1, -1)]
+def best_stride(rates: Rates) -> int:
+    """The stride with the shortest update, 0 or 2 to 10; the longer one of equals."""
+    strides = [0, *range(10, 1, -1)]
     times = {stride: float(update_s(1.0, rates, stride)) for stride in strides}
     best: int = min(times, key=times.__getitem__)
     return best
