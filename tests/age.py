@@ -12,7 +12,8 @@ import sys
 from collections import Counter
 from functools import cache
 
-from tests.named_commits import CAMPAIGN, REFERENCE, TABLE, ancestors, found_in, git, no_history, of_file
+from tests.checkout import REFERENCE
+from tests.named_commits import CAMPAIGN, TABLE, ancestors, found_in, git, no_history, of_file
 
 _ENGINE, _PACKAGE = "src/lowband/engine", "src/lowband"
 _EVIDENCE = "src/lowband/evidence"

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.checkout import ROOT
 
 
 def called(

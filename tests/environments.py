@@ -14,7 +14,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
+from tests.checkout import ROOT
+
 REPORT = ("report", "workflow")  # the extras of `make figures`
 
 

@@ -7,8 +7,8 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-REFERENCE = ROOT / "results" / "reference"
+from tests.checkout import REFERENCE, ROOT
+
 TABLE = "commits.csv"  # file, commit, how, why: of files that name no commit, nor does a file beside them
 CAMPAIGN = "campaign.csv"  # which part of tests.campaign was measured where and when
 ENVIRONMENTS = ("env.json", "environment.json", "softmax_env.json")

@@ -24,11 +24,10 @@ from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.plain_data import read_yaml
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[1]
 PREDICTIONS = 10_000
 
 
@@ -52,7 +51,7 @@ def _reports() -> dict[str, str]:
 def _specs() -> dict[str, str]:
     suites = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
     return {
-        suite: _sum("".join(spec.run_id + spec.to_json() for spec in Config(ROOT).runs([suite])))
+        suite: _sum("".join(spec.run_id + spec.to_json() for spec in CONFIG.runs([suite])))
         for suite in suites
     }
 
@@ -67,11 +66,11 @@ def _predictions() -> str:
     """
     draw = np.random.default_rng(15)
     clusters = sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml"))
-    machines = [Config(ROOT).machine(name) for name in clusters]
-    stacks = {machine.name: Config(ROOT).given_stack(None, machine) for machine in machines}
+    machines = [CONFIG.machine(name) for name in clusters]
+    stacks = {machine.name: CONFIG.given_stack(None, machine) for machine in machines}
     names = sorted(read_yaml(ROOT / "config" / "models.yaml"))
-    models = [Config(ROOT).model(name) for name in names]
-    schemes = [Config(ROOT).scheme(name) for name in _schemes()]
+    models = [CONFIG.model(name) for name in names]
+    schemes = [CONFIG.scheme(name) for name in _schemes()]
     total, predicted, refused = hashlib.sha256(), 0, 0
 
     def one(choices):
@@ -112,14 +111,14 @@ def _exact(value) -> str:
 
 def _counts() -> dict[str, str]:
     """Bytes sent and held by the 20B model of the paper on Frontier, by ranks and scheme."""
-    machine = Config(ROOT).machine("frontier")
-    model = Config(ROOT).model("gpt-20b")
+    machine = CONFIG.machine("frontier")
+    model = CONFIG.model("gpt-20b")
     sums = {}
     for ranks in (384, 3072):
         levels = Levels.fit(machine.sizes, ranks)
         units = stage_numels(model, levels)
         for name in _schemes():
-            scheme = Config(ROOT).scheme(name)
+            scheme = CONFIG.scheme(name)
             values = [
                 (sent_bytes(units, scheme, levels, dtype, dtype, accumulation, True),
                  state_bytes(units, scheme, levels, dtype, dtype, accumulation, backend))

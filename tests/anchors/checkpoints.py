@@ -26,10 +26,9 @@ from torch.distributed.fsdp import fully_shard
 import lowband
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from tests.anchors.train_fsdp2 import AppState
-from tests.dist.started import ROOT
+from tests.checkout import CONFIG
 
 RANKS = 4
 HIDDEN = (240, 480, 960, 1920)  # of 2 layers: 4, 16, 64 and 256 MiB of weights and moments per rank
@@ -176,7 +175,7 @@ METHODS: dict[str, Callable[[ModelSpec, Path], Method]] = {
 
 def bench(repeats: int, folder: Path | None = None) -> Iterator[Row]:
     """By repeat and size, the methods in turns, each in processes of its own. folder: to write into"""
-    small = Config(ROOT).model("gpt-200k").model_dump()
+    small = CONFIG.model("gpt-200k").model_dump()
     for repeat in range(1, repeats + 1):
         for hidden in HIDDEN:
             spec = ModelSpec.model_validate(

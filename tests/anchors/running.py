@@ -13,7 +13,7 @@ import psutil
 
 from lowband.spec.run import RunSpec
 from tests.anchors.systems import LONGEST_S, Progress, System
-from tests.dist.started import ROOT
+from tests.checkout import ROOT
 from tests.warm import Forked
 
 START_S = 600  # eight ranks that import their libraries, on a busy machine

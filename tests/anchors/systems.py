@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
-from tests.dist.started import ROOT, TEXT
+from tests.checkout import CONFIG, ROOT
+from tests.dist.started import TEXT
 from tests.ports import held_port
 
 STEPS, EVERY = 20, 10  # of a run; steps between checkpoints
@@ -22,11 +22,10 @@ _BIN = Path(sys.executable).parent
 
 def job(ranks: int, on_links: bool) -> RunSpec:
     """What all systems train. on_links: on a machine of shaped links, one rank behind each."""
-    config = Config(ROOT)
-    smoke = next(spec for spec in config.runs(["smoke"]) if spec.scheme.name == "zero3" and spec.ranks == 8)
+    smoke = next(spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3" and spec.ranks == 8)
     machine = smoke.machine.model_dump()
     if on_links:
-        machine = config.machine("frontier-box").model_dump()
+        machine = CONFIG.machine("frontier-box").model_dump()
         # Links of 5 MB/s, and so slow a computation that a busy machine keeps its pace.
         machine["box"] |= {"scale": 1e4, "tflops": 0.2}
     return RunSpec.parse(

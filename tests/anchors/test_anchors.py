@@ -4,13 +4,12 @@ import sys
 
 import pytest
 
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from tests.anchors import checkpoints, systems
 from tests.anchors.__main__ import cases
 from tests.anchors.told import Told
 from tests.anchors.trial import trial, undisturbed
-from tests.dist.started import ROOT
+from tests.checkout import CONFIG
 from tests.warm import Forked
 
 TORCHRUN = """
@@ -73,7 +72,7 @@ def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
 
 @pytest.mark.parametrize("method", checkpoints.METHODS)
 def test_every_method_writes_the_whole_state(method: str) -> None:
-    small = Config(ROOT).model("gpt-200k").model_dump()
+    small = CONFIG.model("gpt-200k").model_dump()
     spec = ModelSpec.model_validate(small | {"layers": 1, "hidden": 32, "seq_len": checkpoints.TOKENS})
     found = checkpoints.rows(method, spec, 1)
     assert [row.checkpoint for row in found] == [1, 2]

@@ -13,7 +13,7 @@ import psutil
 from tests.anchors.running import Failed, Job, is_alive
 from tests.anchors.systems import LONGEST_S, SYSTEMS, Progress, job
 from tests.anchors.told import Told
-from tests.dist.started import ROOT
+from tests.checkout import ROOT
 from tests.faults.running import in_rank
 
 ATTEMPTS = 3

@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
+from tests.checkout import ROOT
 
 PARTS = (
     "Snakefile", "workflow", "config", "envs", "slurm", "src", "examples", "results/reported",

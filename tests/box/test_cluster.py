@@ -9,9 +9,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from commands import ROOT, lowband
+from commands import lowband
 
 from lowband.box.network import private_command
+from tests.checkout import ROOT
 from tests.waiting import HANG_S, wait_for
 
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits]

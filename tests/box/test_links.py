@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import ROOT, lowband
+from commands import lowband
 
 from lowband.cost.tcp import WIRE_BYTES_PER_BYTE
-from lowband.spec.config import Config
 from lowband.spec.records import Environment, Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG, ROOT
 
 pytestmark = pytest.mark.usefixtures("shaped")
 
@@ -62,7 +62,7 @@ def test_ways_to_experts_are_counted_on_shaped_links(tmp_path: Path) -> None:
 
 
 def box_run(folder: Path, **changes) -> RunFolder:
-    spec = next(spec for spec in Config(ROOT).runs(["links"]) if spec.scheme.name == "hier3")
+    spec = next(spec for spec in CONFIG.runs(["links"]) if spec.scheme.name == "hier3")
     small = {"ranks": 4, "steps": 2, "warmup_steps": 1, "micro_batch": 4}
     spec = RunSpec.parse({**spec.model_dump(), **small, **changes}, "test")
     (folder / "spec.json").write_text(spec.to_json())

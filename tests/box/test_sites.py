@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import MACHINE, ROOT, SUITE, lowband
+from commands import MACHINE, SUITE, lowband
+
+from tests.checkout import ROOT
 
 pytestmark = [pytest.mark.usefixtures("with_slurm"), pytest.mark.waits]
 

@@ -22,11 +22,12 @@ from lowband.commands import positive
 from lowband.errors import UserError
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.spec.files import write_whole
-from tests.campaign.landing import CAMPAIGN, REFERENCE, check, put, tables
+from tests.campaign.landing import CAMPAIGN, check, put, tables
 from tests.campaign.measuring import WORK, Measurement, checked_out
 from tests.campaign.parts import PARTS, Part
 from tests.campaign_rows import read
-from tests.named_commits import ROOT, git, no_history
+from tests.checkout import REFERENCE, ROOT
+from tests.named_commits import git, no_history
 
 BEGUN = WORK / "commit"  # of the campaign that was begun here last
 

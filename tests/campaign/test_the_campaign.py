@@ -12,14 +12,14 @@ import pytest
 
 from lowband.evidence.report.verify import verify, write_sums
 from lowband.evidence.tables.points import identity
-from lowband.spec.config import Config
 from tests.campaign import measuring
 from tests.campaign.__main__ import main
-from tests.campaign.landing import CAMPAIGN, REFERENCE, _default
+from tests.campaign.landing import CAMPAIGN, _default
 from tests.campaign.measuring import WORK
 from tests.campaign.parts import PARTS, Part, Step
 from tests.campaign_rows import read
-from tests.named_commits import ROOT, git
+from tests.checkout import CONFIG, REFERENCE, ROOT
+from tests.named_commits import git
 
 # Each training and each case is a line of the file `did`; one that the file `stops` names stops the campaign.
 STOP = """
@@ -307,7 +307,7 @@ def test_a_part_is_there_and_its_columns_fit(name: str) -> None:
         assert len(read(folder / part.table)) > 0 and step.command[-1].startswith("{out}")
     shipped = read(folder / "runs.csv") if part.suites else []
     others = [row for row in shipped if not part.has(row)]
-    for spec in Config(ROOT).runs(part.suites) if others else []:
+    for spec in CONFIG.runs(part.suites) if others else []:
         added = {column: str(value) for column, value in identity(spec).items() if column not in shipped[0]}
         assert {column: "" if value == "None" else value for column, value in added.items()} == {
             column: _default(column) for column in added

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from named import CONFIG, levels_of
+from named import levels_of
 from test_parity import SPEC, optimizer_of, part_of_batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,6 +19,7 @@ from lowband.engine.transport import lane
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
 from lowband.model.gpt import GPT, Block
+from tests.checkout import CONFIG
 
 RANKS, STEPS, CLIP = 8, 3, 5.0
 LATE_S, LATE_CYCLES = 1e-3, 4_000_000

@@ -29,12 +29,12 @@ from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.slice_of import SliceOf, is_partial, slice_of
 from lowband.model.gpt import Attention, Block
 from lowband.spec.axes import AXES, Axes
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES, lists
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Route
 from lowband.spec.tensor import Column, Plan, Row, Split, Tokens, Vocabulary, Whole
+from tests.checkout import CONFIG
 from tests.pairwise import Case
 
 INNER = {"package": 2, "node": 4}
@@ -95,7 +95,7 @@ class Job(NamedTuple):
 
     @property
     def scheme(self) -> Scheme:
-        return Config().scheme(self.values["scheme"])
+        return CONFIG.scheme(self.values["scheme"])
 
     @property
     def lists(self) -> Any:

@@ -10,13 +10,13 @@ from lowband.cost.contents import tensor_bytes
 from lowband.cost.context import context_bytes
 from lowband.cost.stages import CHECKSUM_BYTES
 from lowband.spec.activations import TOKENS_COUNT
-from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, Mesh
 from lowband.spec.partition import UnitLayout
 from lowband.spec.run import RunSpec
 from lowband.spec.schedule import stages
 from lowband.spec.schedules import SCHEDULES
 from lowband.spec.tensor import cut_shape
+from tests.checkout import CONFIG
 
 
 def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
@@ -62,7 +62,7 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         found[row, level] += round(sent * wide * times * tensor * data)
     # context: likewise; no loss asks how many tokens count, so that row is not there
     spec = RunSpec.model_construct(
-        model=job.spec, machine=Config().machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
+        model=job.spec, machine=CONFIG.machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
         accumulation=micro_batches, compute_dtype="fp32", recompute="none", **dict(job.axes),
     )  # fmt: skip
     for (level, row, _), sent in context_bytes(spec).items():

@@ -12,8 +12,8 @@ import lowband
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from tests.checkout import CONFIG
 
 STEPS, MICRO_BATCHES, CLIP, ROWS = 2, 2, 0.5, 2
 Axes = dict[str, Any]
@@ -39,7 +39,7 @@ def made(spec: ModelSpec, topology: lowband.Topology, scheme: str, **options: An
     """options: of the model"""
     with torch.device("meta"):
         model = GPT(spec, **options)
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    on_job(model, CONFIG.scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
     return model
 
 

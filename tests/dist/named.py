@@ -1,12 +1,11 @@
 """The schemes of config/schemes.yaml without sync, and for each the levels on which it is tried."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import lowband
 from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 INNER = {"package": 2, "node": 4}
 
 

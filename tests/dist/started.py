@@ -17,13 +17,12 @@ from lowband.__main__ import main
 from lowband.cost.contents import step_bytes
 from lowband.cost.held import held_bytes
 from lowband.run.train import train  # noqa: F401 (imports torch once, before the processes are forked)
-from lowband.spec.config import Config
 from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-SMOKE = {spec.run_id: spec for spec in Config(ROOT).runs(["smoke"])}
+SMOKE = {spec.run_id: spec for spec in CONFIG.runs(["smoke"])}
 TEXT = str(ROOT / "README.md")  # reading the default text, all of the standard library, takes half a second
 MODEL = SMOKE["smoke-gpt-200k-zero3-n0001-b8-s64-r1"].model.model_dump() | {"layers": 1, "hidden": 32}
 PROMPT_S = 300  # far beyond what a busy machine needs
@@ -93,7 +92,7 @@ def runs(
     folder: Path, axes: dict[str, dict[str, Any]], **changes
 ) -> tuple[dict[str, RunFolder], dict[str, list[float]]]:
     """By name of axes, a run of three steps with them, and its losses."""
-    changes = {"steps": 3, "fingerprint": False, "scheme": Config(ROOT).scheme("zero3"), **changes}
+    changes = {"steps": 3, "fingerprint": False, "scheme": CONFIG.scheme("zero3"), **changes}
     found = {name: run(folder / name, **{**changes, **each}) for name, each in axes.items()}
     return found, {name: [step.loss for step in each.read_steps()] for name, each in found.items()}
 

@@ -20,14 +20,13 @@ from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.tiers import Tier
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Trainer
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SMOKE = next(spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3")
 
 
@@ -40,7 +39,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def trained(activations: Tier, order: str) -> tuple[list[float], dict[str, torch.Tensor], dict[str, int]]:
     """Losses, weights, and the bytes of a step that are copied to and from the host."""
     model = lowband.shard(
-        GPT(SPEC, seed=7), Config().scheme("zero3"), lowband.Topology({}), Block, torch.float32,
+        GPT(SPEC, seed=7), CONFIG.scheme("zero3"), lowband.Topology({}), Block, torch.float32,
         activations=activations,
     )  # fmt: skip
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []

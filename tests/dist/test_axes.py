@@ -12,14 +12,13 @@ import lowband
 from lowband.engine.api import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
-from lowband.spec.config import Config
 from lowband.spec.mesh import Mesh
 from lowband.spec.partition import shard_range, shard_ranks
 from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 from tests.refused import answer
 
-CONFIG = Config()
 NAMES = ("zero3", "ddp", "hsdp", "decentralised-ring")
 SCHEMES = (*map(CONFIG.scheme, NAMES), HIER3, HPZ)
 # By axes: sizes of the machine's levels, and as the four ranks along the data axis see them.

@@ -34,8 +34,8 @@ Way = Callable[[Any, torch.optim.Optimizer], Any]
 
 
 def built(scheme: Scheme, dtype: str = "bf16", **options: Any) -> Any:
-    topology, folder = lowband.Topology(INNER[dist.get_world_size()]), folder_of(scheme)
-    return lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder, **options)
+    topology, options = lowband.Topology(INNER[dist.get_world_size()]), {"disk": folder_of(scheme)} | options
+    return lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE[dtype], **options)
 
 
 def batch(number: int) -> torch.Tensor:
@@ -61,6 +61,19 @@ def held() -> Iterator[None]:
             yield
         finally:
             begins.set()
+
+
+def fails(model: Any, inputs: Any, hooked: Callable[[Any], Any]) -> None:
+    """A forward that its caller's own error ends. hooked: registers a hook"""
+
+    def stop(*_: Any) -> None:
+        raise ValueError("stop")
+
+    hook = hooked(stop)
+    with pytest.raises(ValueError, match="stop"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(*inputs)
+    hook.remove()
 
 
 # ---- who looks
@@ -134,14 +147,7 @@ def set_states(_: Any, optimizer: torch.optim.Optimizer) -> None:
 
 def fail(model: Any, _: Any) -> str:
     """A forward that ends in its second block."""
-
-    def stop(*_: Any) -> None:
-        raise ValueError("stop")
-
-    hook = model.blocks[1].register_forward_pre_hook(stop)
-    with pytest.raises(ValueError, match="stop"):
-        model(*batch(11))
-    hook.remove()
+    fails(model, batch(11), model.blocks[1].register_forward_pre_hook)
     return answer(lambda: None)
 
 
@@ -185,6 +191,11 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return all(map(equal, one, other))
     return bool(one == other)
+
+
+def same_in_both(found: Callable[[str], Any]) -> bool:
+    """found: of states on the device, or on a disk"""
+    return equal(found("device"), found("disk"))
 
 
 def all_looked_at() -> list[str]:
@@ -259,12 +270,10 @@ class Crossed(torch.nn.Module):
         return x.sum()
 
 
-def crossed(tier: str) -> Any:
+def crossed(tier: str, folder: str | None = None) -> Any:
     torch.manual_seed(0)
-    scheme = placed("zero1", tier)
-    return lowband.shard(
-        Crossed(), scheme, lowband.Topology({}), torch.nn.Linear, DTYPE["fp32"], disk=folder_of(scheme)
-    )
+    scheme, of_layers = placed("zero1", tier), (lowband.Topology({}), torch.nn.Linear, DTYPE["fp32"])
+    return lowband.shard(Crossed(), scheme, *of_layers, disk=folder or folder_of(scheme))
 
 
 def in_memory(model: Any) -> list[str]:
@@ -319,12 +328,8 @@ def of_parts(tier: str) -> list[Any]:
     return [*lowband.full_state_dict(model).values()]
 
 
-def both_of_parts() -> bool:
-    return equal(of_parts("device"), of_parts("disk"))
-
-
 def test_units_that_a_forward_leaves_out() -> None:
-    assert on_ranks(1, both_of_parts) == [True]
+    assert on_ranks(1, same_in_both, of_parts) == [True]
 
 
 def with_own_gradients(tier: str) -> list[Any]:
@@ -346,12 +351,8 @@ def with_own_gradients(tier: str) -> list[Any]:
     return [*lowband.full_state_dict(model).values()]
 
 
-def both_with_own_gradients() -> bool:
-    return equal(with_own_gradients("device"), with_own_gradients("disk"))
-
-
 def test_writes_to_a_caller_s_own_gradients_come_behind_the_step() -> None:
-    assert on_ranks(1, both_with_own_gradients) == [True]
+    assert on_ranks(1, same_in_both, with_own_gradients) == [True]
 
 
 def of_backwards() -> list[str]:
@@ -413,9 +414,7 @@ def failing(tmp: str) -> list[str]:
     scheme, found = placed("zero1", "disk"), []
     for number, harm in enumerate(("file", "options")):
         folder = Path(tmp, str(number))
-        model = lowband.shard(
-            GPT(SPEC, seed=7), scheme, lowband.Topology({}), Block, DTYPE["bf16"], disk=folder
-        )
+        model = built(scheme, disk=folder)
         optimizer = adamw(model)
         step(model, optimizer, 2, 1, 0.05)
         in_memory(model)
@@ -442,11 +441,8 @@ def test_an_update_that_fails_is_an_error_of_the_next_forward(tmp_path: Path) ->
 def told_of() -> list[str]:
     """What a caller is told whose own error ends the forward that would have told it."""
     folder = tempfile.mkdtemp()
-    torch.manual_seed(0)
-    model = lowband.shard(
-        Crossed(), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, DTYPE["fp32"], disk=folder
-    )
-    optimizer, x = adamw(model), torch.ones(1, 16)
+    model, x = crossed("disk", folder), torch.ones(1, 16)
+    optimizer = adamw(model)
     for _ in range(2):
         optimizer.zero_grad()
         model(x, [3, 1, 0, 2]).backward()
@@ -456,15 +452,8 @@ def told_of() -> list[str]:
     in_memory(model)
     os.truncate(Path(folder, "rank0", "layers.0.states"), 0)
     optimizer.step()
-
-    def stop(*_: Any) -> None:
-        raise ValueError("stop")
-
-    hook = model.layers[1].register_forward_hook(stop)  # the failed unit is gathered ahead by then
-    with pytest.raises(ValueError, match="stop"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model(x, [3, 1, 0, 2])
-    hook.remove()
+    # The failed unit is gathered ahead by then.
+    fails(model, (x, [3, 1, 0, 2]), model.layers[1].register_forward_hook)
     return [answer(model(x, [3]).backward), answer(optimizer.step)]
 
 
@@ -498,9 +487,7 @@ def anew() -> str:
     """What is said of a folder whose module nothing refers to any more, but its last update."""
     folder = tempfile.mkdtemp()
     for _ in range(2):
-        model = lowband.shard(
-            Crossed(), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, disk=folder
-        )
+        model = crossed("disk", folder)
         optimizer = adamw(model)
         for _ in range(2):
             model(torch.ones(1, 16), [0, 1, 2, 3]).backward()

@@ -1,14 +1,11 @@
 """`lowband bench-mfu` on a CPU: every way makes its steps in both rounds, and one that fails is told."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from lowband.bench import mfu
 from lowband.bench.mfu import Way
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
 
 
 def test_ways_take_turns_and_one_that_fails_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, CONFIG, EXACT, INNER, QUANTIZED, SPEC, TOKENS, optimizer_of, train_reference
+from test_parity import CLIP, EXACT, INNER, QUANTIZED, SPEC, TOKENS, optimizer_of, train_reference
 
 import lowband
 from lowband.cost.bytes import sent_bytes
@@ -17,6 +17,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.records import by_row
 from lowband.spec.tiers import at
+from tests.checkout import CONFIG
 
 UNTIED = SPEC.model_copy(update={"tied_head": False})
 STEPS = 2  # the second gathers the new weights

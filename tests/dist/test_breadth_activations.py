@@ -1,7 +1,5 @@
 """Activations of breadth-first accumulation, and the state that its coroutines have of torch."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from chains import MICRO_BATCHES
@@ -15,6 +13,7 @@ from lowband.engine.passes.coroutine import Coroutine
 from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import ROOT
 
 
 class Blocks(GPT):
@@ -50,7 +49,7 @@ def kept(recompute: str) -> int:
 
 @pytest.mark.parametrize(("recompute", "statistics"), [("none", NORM_STATISTICS), ("full", 0)])
 def test_activations_of_all_micro_batches_are_kept(monkeypatch, recompute, statistics: int) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(ROOT)
     per_token = kept_bytes_per_token(MODEL, MODEL.seq_len, recompute, "flash").block + statistics
     [found] = on_ranks(1, kept, recompute)
     assert found == per_token * BATCH * MODEL.seq_len * MODEL.layers * MICRO_BATCHES

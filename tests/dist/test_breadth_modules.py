@@ -1,7 +1,6 @@
 """Breadth-first accumulation of any module that is a chain of its units, and the refusal of others."""
 
 import re
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from torch import nn
 import lowband
 from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import ROOT
 from tests.refused import answer
 
 
@@ -167,7 +167,7 @@ def run_example(text: str) -> bool:
 
 
 def test_the_example_of_the_page_runs(monkeypatch) -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT
     monkeypatch.chdir(root)
     found = re.findall(r"```python\n(.*?)```", (root / "docs" / "library.md").read_text(), re.DOTALL)
     [example] = [text for text in found if "lowband.accumulate" in text]

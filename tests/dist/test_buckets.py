@@ -21,11 +21,11 @@ from lowband.engine.units.gradients import Taken
 from lowband.run.on_ranks import on_ranks
 from lowband.spec import buckets, partition
 from lowband.spec.buckets import BUCKET_NUMEL
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import ALIGN, UnitLayout
 from lowband.spec.records import by_row
 from lowband.spec.step import Pattern
+from tests.checkout import CONFIG
 
 SOME = 3 * 1024  # elements: two or three units of the tower, by the number of ranks
 
@@ -159,7 +159,7 @@ def test_submissions_are_buckets_and_their_buffers_closed_forms() -> None:
         levels = Levels.fit(INNER, 2)
         for most, (*_, peak, units) in zip((0, SOME, BUCKET_NUMEL), found["plain"], strict=False):
             with patch.object(buckets, "BUCKET_NUMEL", most):
-                held = state_bytes(units, Config().scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
+                held = state_bytes(units, CONFIG.scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
             assert peak["buffers"] == held["buffers"]
 
 
@@ -178,7 +178,7 @@ def test_pieces_give_the_same_bits_and_bytes_and_hold_less(ranks: int, inner: di
         assert held["buffers"] < most["buffers"]
         with patch.object(partition, "AT_ONCE", 3 * ALIGN):
             levels = Levels.fit(inner, ranks)
-            expected = state_bytes(units, Config().scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
+            expected = state_bytes(units, CONFIG.scheme("ddp"), levels, "fp32", "fp32", 1, "gloo")
         assert held["buffers"] == expected["buffers"]
 
 

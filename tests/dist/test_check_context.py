@@ -7,8 +7,9 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.run import check_context
+from tests.checkout import ROOT
 
-RIGHT = Path(__file__).parents[2] / "examples" / "context.py"
+RIGHT = ROOT / "examples" / "context.py"
 POSITIONS = ("self.context.places(x)", "torch.arange(x.shape[1])")
 LOST = ("self.context.attention(q, k, v)", "self.context.attention(q, k, v if len(v) == 3 else v.detach())")
 NORM = ("x = x + self.position(places)", "x = x + self.position(places) - x.mean(1, keepdim=True)")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CLIP, CONFIG, SPEC, part_of_batch
+from test_parity import CLIP, SPEC, part_of_batch
 from torch import nn
 
 import lowband
@@ -17,6 +17,7 @@ from lowband.engine.checkpoint.manifest import Manifest
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG
 
 INNER = {"package": 2, "node": 4}
 LAST = 3  # one step behind the checkpoint: it needs the weights and the optimizer's state

@@ -18,9 +18,9 @@ from lowband.engine.checkpoint.manifest import Manifest
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import SCHEDULES
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 STEPS, BATCHES, CLIP = 2, 4, 0.1
@@ -43,7 +43,7 @@ def made(
         model = GPT(spec)
     of_step = each, schedule, SCHEDULES[schedule].chunks[0], layers
     options: dict[str, Any] = {"compute_dtype": torch.float32, "seed": 3, "device": "cpu"}
-    return on_job(model, Config().scheme("zero3"), topology, *of_step, **options), model, topology, each
+    return on_job(model, CONFIG.scheme("zero3"), topology, *of_step, **options), model, topology, each
 
 
 def mean_loss(model: torch.nn.Module, gpt: GPT, mine: torch.Tensor, copies: int) -> float:
@@ -185,4 +185,4 @@ def test_stages_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    goes_on_with_the_same_bits(tmp_path / "run", **BASE, ranks=4, pipeline=2, scheme=Config().scheme("zero3"))
+    goes_on_with_the_same_bits(tmp_path / "run", **BASE, ranks=4, pipeline=2, scheme=CONFIG.scheme("zero3"))

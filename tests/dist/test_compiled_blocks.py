@@ -12,7 +12,7 @@ import reference
 import torch
 import torch._dynamo.backends.debugging  # once, before the ranks are forked
 import torch._functorch.aot_autograd
-from test_parity import CLIP, CONFIG, INNER
+from test_parity import CLIP, INNER
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import lowband
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG
 
 STEPS, BLOCKS, WIDTH, BACKEND = 2, 3, 10, "aot_eager"
 LIMIT_S = 600  # the first use of the compiler takes long on a busy machine

@@ -11,8 +11,8 @@ import lowband
 from lowband.model.gpt import GPT
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from tests.checkout import CONFIG
 
 MODEL = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 LEVELS = {"package": 2, "node": 4}
@@ -49,7 +49,7 @@ def trained(job: Job, folder: Path, begins: int) -> list[float]:
     data = topology.along("data")
     with torch.device("meta"):
         model = GPT(MODEL)
-    on_job(model, Config().scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
+    on_job(model, CONFIG.scheme(scheme), topology, compute_dtype=torch.float32, seed=3, device="cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     checkpointer, losses = lowband.Checkpointer(folder), []
     if begins:
@@ -81,4 +81,4 @@ def test_another_division_of_tokens_goes_on_as_one_process(tmp_path: Path) -> No
 
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    goes_on_with_the_same_bits(tmp_path / "run", ranks=4, context=2, scheme=Config().scheme("zero3"))
+    goes_on_with_the_same_bits(tmp_path / "run", ranks=4, context=2, scheme=CONFIG.scheme("zero3"))

@@ -14,16 +14,15 @@ from lowband.errors import UserError
 from lowband.predict.context import context_sent
 from lowband.predict.workload import workload_of
 from lowband.run.count_fake import count
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
+from tests.checkout import CONFIG
 
 LEARNED = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
 ROTARY = LEARNED.model_copy(update={"positions": "rotary", "tied_head": True})
 LINEAR = LEARNED.model_copy(update={"attention": "linear"})
 HYBRID = ROTARY.model_copy(update={"attention": "linear", "softmax_every": 2})
-ROOT = Path(__file__).parents[2]
 TOKENS = 15
 
 
@@ -70,7 +69,7 @@ def test_trains_as_one_process(
 @pytest.mark.parametrize("states", [None, "gather", "scan"])
 def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     """On fake tensors: the engine's own exchanges, at their true sizes."""
-    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    [smoke] = [spec for spec in CONFIG.runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
     more: dict[str, Any] = {
         "ranks": 64,
         "context": 16,
@@ -90,7 +89,7 @@ def test_bytes_at_64_ranks_are_the_closed_form(states: str | None) -> None:
     assert over_world >= {"context_ring", "tokens_count", *([f"context_state_{states}"] if states else [])}
 
 
-LINEAR_RUN = Config(ROOT).model("gpt-200k").model_copy(update={"attention": "linear"})
+LINEAR_RUN = CONFIG.model("gpt-200k").model_copy(update={"attention": "linear"})
 HYBRID_RUN = LINEAR_RUN.model_copy(update={"softmax_every": 3})
 REFUSED = [
     ({"seq_len": 36, "context": 4}, "36 tokens cannot be divided (allowed: multiples of 8)"),
@@ -127,13 +126,13 @@ REFUSED = [
     ),
     ({"context": 4, "device": "fake"}, "in a ring over several levels"),
     ({"context": 2, "engine": "fsdp2"}, "its only axis is data"),
-    ({"context": 4, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),
+    ({"context": 4, "scheme": CONFIG.scheme("local-sgd"), "steps": 16, "ranks": 8}, ""),
 ]
 
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED)
 def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> None:
-    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    [smoke] = [spec for spec in CONFIG.runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
     values = {**smoke.model_dump(), **changes}
     if not line:  # a replica is a node, in which there are 4 ranks
         RunSpec.parse(values, "test")
@@ -144,7 +143,7 @@ def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> 
 
 def test_a_run_without_context_has_the_specification_that_it_had() -> None:
     """So the sums by which runs and points are known stay."""
-    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    [smoke] = [spec for spec in CONFIG.runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
     assert not {"context", "context_attention", "zigzag"} & set(smoke.model_dump())
     assert not {"context", "context_attention", "zigzag"} & set(smoke.point)
 

@@ -13,12 +13,11 @@ from lowband.cost.memory import state_bytes
 from lowband.errors import UserError
 from lowband.run.count_fake import count
 from lowband.spec.axes import Axes
-from lowband.spec.config import Config
 from lowband.spec.records import Outcome, by_row
 from lowband.spec.run import RunSpec
 from lowband.spec.step import Order
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
 # A few layers of the 20B model: the same sizes of every message, a part of the time.
 CASES = [
     ("volume", "zeropp", 1, "depth", {}),
@@ -35,7 +34,7 @@ CASES = [
 def test_counted_at_scale_equals_closed_forms(
     tmp_path: Path, suite: str, scheme: str, accumulation: int, order: Order, changes: dict[str, Any]
 ) -> None:
-    [spec] = [spec for spec in Config(ROOT).runs([suite]) if spec.scheme.name == scheme]
+    [spec] = [spec for spec in CONFIG.runs([suite]) if spec.scheme.name == scheme]
     few_layers = spec.model.model_copy(update={"layers": 2})
     spec = spec.model_copy(
         update={"model": few_layers, "accumulation": accumulation, "order": order, **changes}
@@ -61,7 +60,7 @@ def test_counted_at_scale_equals_closed_forms(
 def test_a_torch_without_collectives_on_fake_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.10 ends with c10d's UnsupportedOperatorException."""
     monkeypatch.setattr(torch, "__version__", "2.10.0+rocm7.1")
-    [spec, *_] = Config(ROOT).runs(["volume"])
+    [spec, *_] = CONFIG.runs(["volume"])
     with pytest.raises(
         UserError, match=r"^volume-.*: torch 2.10.0\+rocm7.1 has no .* .allowed: torch 2.11 or later.$"
     ):

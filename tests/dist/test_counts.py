@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from named import CONFIG, SCHEMES, Topologies, levels_of
+from named import SCHEMES, Topologies, levels_of
 from test_parity import SPEC, optimizer_of, stepped
 
 import lowband
@@ -18,6 +18,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.records import by_row
 from lowband.spec.tiers import at
+from tests.checkout import CONFIG
 from tests.pairwise import Case, covering
 
 DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}

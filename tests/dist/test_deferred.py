@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from named import CONFIG, INNER, SCHEMES, Topologies, levels_of
+from named import INNER, SCHEMES, Topologies, levels_of
 from test_parity import SPEC
 from torch import nn
 
@@ -16,6 +16,7 @@ from lowband.engine.units.initial import fill
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.trainers.trainer import fingerprint_of
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 SEED = 7

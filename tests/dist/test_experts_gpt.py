@@ -15,10 +15,10 @@ import lowband
 from lowband.cost.contents import step_bytes
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import by_row
 from lowband.spec.run import RunSpec
+from tests.checkout import CONFIG
 
 MIXED = ModelSpec(
     name="mixed", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none", experts=8, top_k=3,
@@ -26,7 +26,6 @@ MIXED = ModelSpec(
 )  # fmt: skip
 SWITCH = MIXED.model_copy(update={"top_k": 1, "shared_experts": 0, "expert_hidden": None})
 SKEWED = MIXED.model_copy(update={"balance": "none", "top_k": 2})
-ROOT = Path(__file__).parents[2]
 TOKENS = 16
 TWO = {"package": 2, "node": 4}
 
@@ -96,7 +95,7 @@ def test_a_checkpoint_is_resumed_under_another_expert_degree(tmp_path: Path) -> 
 
 # ---- runs
 
-RUN = Config(ROOT).model("gpt-200k").model_copy(update={"experts": 4})
+RUN = CONFIG.model("gpt-200k").model_copy(update={"experts": 4})
 UNBALANCED = RUN.model_copy(update={"balance": "none"})
 REFUSED = [
     ({"expert": 3}, "4 ranks along data are no multiple of expert 3 (allowed: multiples of 3 ranks)"),
@@ -105,7 +104,7 @@ REFUSED = [
     ({"expert": 2, "model": RUN, "device": "fake"}, "tokens choose their experts"),
     ({"model": RUN, "engine": "fsdp2"}, "its models have no experts"),
     (
-        {"expert": 2, "model": RUN, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 16},
+        {"expert": 2, "model": RUN, "scheme": CONFIG.scheme("local-sgd"), "steps": 16},
         "have all experts",
     ),
     ({"route": "twice"}, "route"),
@@ -114,7 +113,7 @@ REFUSED = [
     ({"model": RUN, "route_parts": 2}, "route_parts 2 beside expert 1 (allowed: 1; with expert 2 or more"),
     ({"model": RUN, "expert": 2, "route_parts": 2, "copies": 1}, "route_parts 2 beside copies 1"),
     (
-        {"model": RUN, "expert": 2, "route_parts": 2, "scheme": Config(ROOT).scheme("zero3")},
+        {"model": RUN, "expert": 2, "route_parts": 2, "scheme": CONFIG.scheme("zero3")},
         "experts: route_parts 2 under scheme 'zero3', whose weights each part would gather (allowed: 1, w",
     ),
 ]
@@ -122,7 +121,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED)
 def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -> None:
-    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
+    [smoke] = [spec for spec in CONFIG.runs(["smoke"]) if "hier3-exact-n0004" in spec.run_id]
     with pytest.raises(UserError, match=re.escape(line)):
         RunSpec.parse({**smoke.model_dump(), **changes}, "test")
 
@@ -141,7 +140,7 @@ def test_models_that_cannot_be_are_refused(changes: dict[str, Any], line: str) -
 
 
 def test_a_model_without_experts_has_the_specification_that_it_had() -> None:
-    model = Config(ROOT).model("gpt-200k")
+    model = CONFIG.model("gpt-200k")
     assert not {"experts", "top_k", "shared_experts", "balance"} & set(model.model_dump())
 
 
@@ -180,7 +179,7 @@ def test_an_interrupted_run_with_copies_goes_on_with_the_same_bits(tmp_path: Pat
     """Merged, a copy sums its tokens in another order: so the loads that choose copies are saved, too."""
     changes = {
         "ranks": 4 * stages, "expert": 4, "copies": 2, "micro_batch": 2, "model": UNBALANCED,
-        "scheme": Config(ROOT).scheme("zero3"),
+        "scheme": CONFIG.scheme("zero3"),
     }  # fmt: skip
     if stages > 1:
         changes |= {"pipeline": 2, "layers": (2, 1), "accumulation": 2}

@@ -14,7 +14,7 @@ from torch import nn
 
 import lowband
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
 
 def _written(folder: Path) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ def copied_sharded() -> None:
 
 
 def that_meet_seldom() -> None:
-    scheme = Config().scheme("local-sgd")
+    scheme = CONFIG.scheme("local-sgd")
     on_world = {"weights": "self", "grads": "self", "optim": "self"}
     model, topology = spread()
     seldom = scheme.model_copy(update={**on_world, "sync": scheme.sync.model_copy(update={"beyond": "self"})})

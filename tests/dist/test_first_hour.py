@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_examples import ROOT, run
+from test_examples import run
+
+from tests.checkout import ROOT
 
 PAGE = (ROOT / "docs" / "first-hour.md").read_text()
 INSTALL = "make install && . .venv/bin/activate"  # made what the tests run in

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from modules import INNER, Tower, inputs, is_layer, sgd
-from named import CONFIG, SCHEMES, Topologies, levels_of
+from named import SCHEMES, Topologies, levels_of
 from started import run
 from test_parity import CLIP, optimizer_of
 from torch import nn
@@ -24,14 +24,12 @@ from lowband.evidence.tables.collect import collect
 from lowband.run import count_fake
 from lowband.run.count_calls import level_of
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.records import Outcome, by_row, mean
 from lowband.spec.tiers import at
+from tests.checkout import CONFIG
 from tests.pairwise import pairwise
 from tests.refused import answer
-
-ROOT = Path(__file__).parents[2]
 
 
 def train(
@@ -236,7 +234,7 @@ def test_a_run_records_the_mean_over_ranks(tmp_path: Path) -> None:
 
 def counted_at_scale():
     dist.destroy_process_group()  # the test's own
-    [spec] = [spec for spec in Config(ROOT).runs(["volume"]) if spec.scheme.name == "zeropp"]
+    [spec] = [spec for spec in CONFIG.runs(["volume"]) if spec.scheme.name == "zeropp"]
     model = spec.model.model_copy(update={"layers": 1, "hidden": 96, "heads": 2, "vocab": 50, "seq_len": 8})
     spec = spec.model_copy(update={"model": model, "seq_len": 8, "collectives": "flat"})
     outcome = count_fake.count(spec)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_parity import CONFIG, INNER, SPEC, part_of_batch
+from test_parity import INNER, SPEC, part_of_batch
 
 import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
@@ -12,6 +12,7 @@ from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.records import by_row
 from lowband.spec.step import Pattern
+from tests.checkout import CONFIG
 
 STEPS, MICRO_BATCHES = 2, 2
 Counts = dict[tuple[str, str, str], int | float]

@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from named import CONFIG
 from torch import nn
 
 import lowband
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import CONFIG
 
 
 class Block(nn.Module):

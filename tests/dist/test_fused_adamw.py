@@ -2,7 +2,6 @@
 widened and scaled, with weights cast by the next gather: bit for bit."""
 
 import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,12 +17,11 @@ from lowband.kernels.adamw_scalars import Scalars
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
-CONFIG = Config(Path(__file__).parents[2])
 MODEL = CONFIG.model("gpt-200k")
 LR, BETAS, EPS, DECAY, MAX_NORM = 1e-2, (0.9, 0.999), 1e-8, 0.1, 0.5
 STEPS, INNER = 3, {"node": 2}

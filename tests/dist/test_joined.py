@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from named import CONFIG, INNER, levels_of
+from named import INNER, levels_of
 from test_flat import COUNTED, count_all
 from test_parity import Case, Trained, single, train_sharded
 
@@ -11,6 +11,7 @@ from lowband.cost.memory import state_bytes
 from lowband.engine.transport.topology import Topology
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG
 
 RANKS = [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "node": 3})]
 EXACT = (("ddp", 2), ("zero3", 1), ("hier3-exact", 2))

@@ -2,7 +2,6 @@
 
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import lowband
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.checkout import ROOT
 from tests.pairwise import pairwise
 from tests.refused import answer
-
-ROOT = Path(__file__).parents[2]
 
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
 

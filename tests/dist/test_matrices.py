@@ -5,13 +5,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_optimizer
 import torch
-from test_parity import CONFIG, INNER
+from test_parity import INNER
 from torch import nn
 
 import lowband
@@ -20,6 +19,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG, ROOT
 
 STEPS = 3  # disturbed before the last; Shampoo's roots change once
 
@@ -411,7 +411,7 @@ def run_example(text: str) -> bool:
 
 
 def test_the_example_of_the_page_runs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "library.md"
+    page = ROOT / "docs" / "library.md"
     found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     [example] = [text for text in found if "lowband.Matrices" in text]
     assert on_ranks(2, run_example, example) == [True, True]

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_parity import CONFIG
 
 import lowband
 from lowband.cost.bytes import unit_numels
@@ -29,6 +28,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from tests.called import called
+from tests.checkout import CONFIG
 
 # Many small blocks: what a rank holds beside its shards (two whole blocks, gradients, buffers) is little.
 MODEL = ModelSpec(name="large", layers=32, hidden=256, heads=8, vocab=512, seq_len=4, source="test")

@@ -17,9 +17,9 @@ from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_axes
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 from tests.pairwise import covering
 from tests.refused import answer, refusal
 
@@ -146,7 +146,7 @@ def test_a_run_counts_what_its_parts_do(tmp_path: Path, offload: dict[str, Any])
     scheme = Scheme.parse({**placed("zero1", "host").model_dump(), "offload": offload}, "test")
     folder = started.run(
         tmp_path, ranks=2, steps=4, warmup_steps=1, seq_len=32, micro_batch=2, accumulation=2,
-        model=Config().model("gpt-200k"), scheme=scheme, compute_dtype="bf16",
+        model=CONFIG.model("gpt-200k"), scheme=scheme, compute_dtype="bf16",
     )  # fmt: skip
     spec, _ = started.counts_as_closed_forms(folder)
     assert spec.scheme == scheme

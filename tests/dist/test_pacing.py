@@ -1,7 +1,5 @@
 """Paced computation: which products it counts, how long they take, what they compute."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,9 +8,9 @@ from lowband.model.gpt import GPT
 from lowband.run import pacing
 from lowband.run.on_ranks import on_ranks
 from lowband.run.pacing import PacedDevice
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-MODEL = Config(Path(__file__).parents[2]).model("gpt-200k")
+MODEL = CONFIG.model("gpt-200k")
 TOKENS, SEQ_LEN = 512, 64
 OVERSLEEP_S = 0.1
 

@@ -1,7 +1,6 @@
 """docs/parallel.md: its program runs, and the ranks exchange messages with whom its table says."""
 
 import re
-from pathlib import Path
 
 import torch
 from modules import Tower, inputs, is_layer
@@ -10,8 +9,9 @@ import lowband
 from lowband.engine.api import engine_of
 from lowband.evidence.report.documents.parallel import AXES, INNER, RANKS, SCHEME, SHOWN
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "parallel.md"
+PAGE = ROOT / "docs" / "parallel.md"
 
 
 def trained(program: str) -> tuple[list[int], set[str]]:

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
-from named import CONFIG, INNER, SCHEMES, WITHOUT_SYNC, Topologies, levels_of
+from named import INNER, SCHEMES, WITHOUT_SYNC, Topologies, levels_of
 
 import lowband
 from lowband.engine.passes.engine import engine_of
@@ -19,6 +19,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
+from tests.checkout import CONFIG
 
 QUANTIZED = [name for name in SCHEMES if CONFIG.scheme(name).is_quantized]
 EXACT = [name for name in SCHEMES if name not in QUANTIZED]

@@ -9,11 +9,9 @@ from lowband.model.data import read_corpus
 from lowband.run import clock, over_ranks
 from lowband.run import training_loop as loop
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers.trainer import Trainer
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 def calls_of_a_run(folder: Path) -> list[str]:
@@ -25,7 +23,7 @@ def calls_of_a_run(folder: Path) -> list[str]:
     Trainer.step = lambda self, norm: (calls.append("step"), step(self, norm))[1]
     over_ranks.peak_memory_bytes = lambda device: (calls.append("read"), 1)[1]
     over_ranks.peak_reserved_bytes = lambda device: 7
-    spec = next(spec for spec in Config(ROOT).runs(["smoke"]) if spec.ranks == 1)
+    spec = next(spec for spec in CONFIG.runs(["smoke"]) if spec.ranks == 1)
     outcome = loop.train_rank(0, spec, read_corpus(spec.text), torch.device("cpu"), RunFolder(folder), False)
     assert outcome.peak_reserved_bytes_max == 7
     return calls

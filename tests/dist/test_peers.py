@@ -10,7 +10,6 @@ from lowband.cost.bytes import unit_numels
 from lowband.cost.peers import peer_sent_bytes
 from lowband.run.count_calls import level_of
 from lowband.run.train import train
-from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
@@ -18,8 +17,8 @@ from lowband.spec.records import CONTROL, Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers import deepspeed
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
 # Two nodes of two ranks, so that 4 ranks have what hpZ, HSDP and qgZ need.
 MACHINE = Machine.parse(
     {
@@ -52,7 +51,7 @@ def imported() -> None:
 def run(folder: Path, engine: str, name: str, ranks: int, **changes) -> tuple[RunSpec, list[float], Outcome]:
     values = {
         "run_id": f"{engine}-{name}", "suite": "test", "repeat": 1, "engine": engine, "machine": MACHINE,
-        "model": MODEL, "scheme": Config(ROOT).scheme(name), "ranks": ranks,
+        "model": MODEL, "scheme": CONFIG.scheme(name), "ranks": ranks,
         "micro_batch": 8 // ranks, "accumulation": 1, "seq_len": 16, "steps": STEPS, "warmup_steps": 4,
         "seed": 1, "device": "auto", "compute_dtype": "fp32", "reduce_dtype": "fp32", "learning_rate": 1e-3,
         "weight_decay": 0.1, "grad_clip": 1.0, "text": str(ROOT / "LICENSE"), "time_limit_s": 200,

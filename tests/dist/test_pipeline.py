@@ -9,13 +9,12 @@ from staged import STEPS, B, D, S, alone, chain, on_axes, whole
 
 from lowband.engine.parallel import executor, pipeline
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.schedule import peak
 from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 
-CONFIG = Config()
 WIDE = pytest.mark.wide
 
 # schedule, ranks along pipeline, chunks, micro-batches, scheme, ranks along data, layers in a chain

@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ from lowband.engine.api import engine_of
 from lowband.engine.parallel.deferred import Deferred, Deferring
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.schedule import Action, walk
 from lowband.spec.schedules import lists
+from tests.checkout import CONFIG, ROOT
 
-ZERO3 = Config().scheme("zero3")
+ZERO3 = CONFIG.scheme("zero3")
 ONE = Levels.fit({}, 1)
 
 
@@ -290,7 +289,7 @@ def run_example(text: str) -> bool:
 
 
 def test_the_example_of_the_page_runs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "library.md"
+    page = ROOT / "docs" / "library.md"
     found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     [example] = [text for text in found if "lowband.Pipeline" in text]
     assert on_ranks(4, run_example, example) == [True] * 4

@@ -75,23 +75,18 @@ def test_a_killed_replica_joins_again_and_others_lose_no_step(jobs_of) -> None:
     assert found[1][0]["rate"] == {k: v for k, v in found[0][0]["rate"].items() if int(k) >= 9}
 
 
-def test_one_that_dies_in_an_exchange_changes_nothing_for_the_others(jobs_of) -> None:
-    jobs = jobs_of(ranks=2, is_told=True)
+@pytest.mark.parametrize(("signal", "more"), [("SIGKILL", {}), ("SIGSTOP", {"patience_s": 10.0})])
+def test_one_that_dies_or_freezes_in_an_exchange_changes_nothing_for_the_others(
+    signal: str, more: dict[str, float], jobs_of
+) -> None:
+    """The patience is of each message: gloo ends the wait for the one that is frozen, which still holds its
+    connections."""
+    jobs = jobs_of(ranks=2, is_told=True, **more)
     jobs.start(0)
-    jobs.start(1, signal_in=["_means", 3, "SIGKILL"], rank=1)  # after it has said that it is here
+    jobs.start(1, signal_in=["_means", 3, signal], rank=1)  # after it has said that it is here
     jobs.start(2)
-    jobs.ended(1)
-    jobs.end_patience("2.0", "verdict", "could/0.1", "could/2.1")
-    found = {replica: jobs.seen(replica) for replica in (0, 2)}
-    assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] * 4
-
-
-def test_one_that_freezes_in_an_exchange_is_left_out_within_the_patience(jobs_of) -> None:
-    """Of each message: gloo ends the wait for the one that is frozen, which still holds its connections."""
-    jobs = jobs_of(ranks=2, is_told=True, patience_s=10.0)
-    jobs.start(0)
-    jobs.start(1, signal_in=["_means", 3, "SIGSTOP"], rank=1)
-    jobs.start(2)
+    if signal == "SIGKILL":
+        jobs.ended(1)
     jobs.end_patience("2.0", "verdict", "could/0.1", "could/2.1")
     found = {replica: jobs.seen(replica) for replica in (0, 2)}
     assert rounds(check(found, ranks=2)) == [[0, 1, 2]] * 2 + [[0, 2]] * 4

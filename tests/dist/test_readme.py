@@ -8,8 +8,8 @@ from torch import nn
 
 import lowband
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kept import NORM_STATISTICS, kept_by
-from named import CONFIG, SCHEMES, Topologies
+from named import SCHEMES, Topologies
 from test_parity import QUANTIZED, SPEC, optimizer_of, stepped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,6 +23,7 @@ from lowband.cost.activations import kept_bytes_per_token
 from lowband.model.gpt import GPT, Block
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.model import ModelSpec
+from tests.checkout import CONFIG
 
 MODEL = ModelSpec(name="even", layers=3, hidden=64, heads=4, vocab=96, seq_len=32, source="test")
 BATCH = 2

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from started import MODEL, ROOT, SMOKE, begun, both_ended, ended, killed, launched, spec_file
+from started import MODEL, SMOKE, begun, both_ended, ended, killed, launched, spec_file
 
-from lowband.__main__ import main
 from lowband.engine.checkpoint import checkpointer
 from lowband.engine.checkpoint.rank_file import write_rank_file
 from lowband.errors import UserError
@@ -28,10 +27,11 @@ from lowband.run.joining import _device, device_type
 from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
 from lowband.run.train import train
-from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 from tests.refused import answer
 from tests.waiting import wait_for
 
@@ -59,14 +59,14 @@ def test_the_machine_tells_the_device(
     suite: str, devices: int, is_launched: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    spec = next(spec for spec in Config(ROOT).runs([suite]) if suite != "cuda" or spec.ranks == 8)
+    spec = next(spec for spec in CONFIG.runs([suite]) if suite != "cuda" or spec.ranks == 8)
     assert device_type(spec, is_launched) == expected
 
 
 def test_a_launched_rank_without_its_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="sees no H100"):
-        device_type(Config(ROOT).runs(["cuda"])[0], is_launched=True)
+        device_type(CONFIG.runs(["cuda"])[0], is_launched=True)
 
 
 def test_a_rank_forked_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +286,9 @@ def test_a_run_that_diverges_completes_the_checkpoint_before(tmp_path: Path) -> 
 
 def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = spec_file(tmp_path, text=str(tmp_path / "none.txt"))
-    assert main(["train", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "no text file" in error
+    assert "no text file" in printed_by(capsys, "train", str(path), code=2)
     path.write_text(path.read_text().replace('"seed"', '"sed"'))
-    assert main(["train", str(path)]) == 2
-    error = capsys.readouterr().err
+    error = printed_by(capsys, "train", str(path), code=2)
     assert "unknown key 'sed'" in error
     assert "seed" in error.partition("allowed")[2]
     assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]

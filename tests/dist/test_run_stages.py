@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import started
-from started import ROOT
 
 from lowband.cost.stages import stages_states
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG
 
 MODEL = ModelSpec(
     name="small", layers=4, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
@@ -29,7 +28,7 @@ WIDE = pytest.mark.wide
 
 def run(folder: Path, **changes: Any) -> tuple[RunSpec, RunFolder, Outcome]:
     changes = {**BASE, **changes}
-    found = started.run(folder, **{**changes, "scheme": Config(ROOT).scheme(changes["scheme"])})
+    found = started.run(folder, **{**changes, "scheme": CONFIG.scheme(changes["scheme"])})
     return RunSpec.read_json(found.spec), found, Outcome.read_json(found.outcome)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from test_parity import CONFIG, INNER
+from test_parity import INNER
 from torch import nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
@@ -19,6 +19,7 @@ import lowband
 from lowband.engine.checkpoint import safetensors_files
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 SIZES = {

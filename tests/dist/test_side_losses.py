@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from modules import inputs
 from side_losses import CHAINED, PROGRAMS, Block, alone
-from test_parity import CONFIG
 
 import lowband
 from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG
 from tests.refused import answer
 
 RANKS, STEPS, MICRO_BATCHES = 4, 2, 2

@@ -2,7 +2,6 @@
 
 import weakref
 from functools import partialmethod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,10 @@ from lowband.model.loss import IGNORED, linear_cross_entropy
 from lowband.predict.footprint import memory_items
 from lowband.predict.workload import workload_of
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.trainers.prepare import prepare
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SMOKE = next(spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3")
 LIMIT_S = 600  # the first use of the compiler takes long on a busy machine
 

@@ -11,7 +11,6 @@ import seldom
 import torch
 from seldom import HIER3, Cases, Found, are_equal, checked_run
 from started import MODEL
-from test_parity import CONFIG
 from torch import nn
 
 import lowband
@@ -20,6 +19,7 @@ from lowband.engine.replicas.replicas import Others
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 EVERY, STEPS = 2, 5  # the last step is one after the last exchange

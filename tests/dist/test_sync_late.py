@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from seldom import DDP, HIER3, ZERO3, Cases, Found, are_equal, checked_run, same_on_replicas
 from started import MODEL
-from test_parity import CLIP, CONFIG, SPEC, optimizer_of, part_of_batch
+from test_parity import CLIP, SPEC, optimizer_of, part_of_batch
 from test_sync import INNER
 from torch import nn
 
@@ -28,6 +28,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.checkout import CONFIG
 
 EVERY, STEPS = 3, 10
 NESTEROV = {"beyond": "node", "every": EVERY, "outer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}

@@ -12,7 +12,7 @@ import torch
 from seldom import DDP, HIER3, ZERO3, Cases, Found, are_equal, checked_run
 from started import MODEL
 from test_checkpoint import train as train_between
-from test_parity import CONFIG, SPEC
+from test_parity import SPEC
 from test_sync_checkpoint import build, masters
 from torch import nn
 
@@ -24,6 +24,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 STEPS = 5

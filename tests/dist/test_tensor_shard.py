@@ -16,9 +16,9 @@ import lowband
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_job
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.tensor import gpt_plan
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 SPEC = ModelSpec(name="small", layers=2, hidden=32, heads=4, vocab=64, seq_len=16, source="none")
@@ -127,7 +127,7 @@ def test_safetensors_have_whole_weights(tmp_path: Path) -> None:
 
 def _optimizers_refused() -> list[str]:
     topology = lowband.Topology({}, lowband.Axes(tensor=2))
-    model = on_job(GPT(SPEC), Config().scheme("zero3"), topology, compute_dtype=torch.float32)
+    model = on_job(GPT(SPEC), CONFIG.scheme("zero3"), topology, compute_dtype=torch.float32)
     texts = [refusal(lowband.Matrices, model)]
     model(torch.zeros(1, 16, dtype=torch.long), torch.zeros(1, 16, dtype=torch.long)).backward()
     for kind in (lowband.Lamb, lowband.Adafactor):

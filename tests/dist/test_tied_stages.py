@@ -17,10 +17,10 @@ from lowband.engine.api import engine_of
 from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.schedules import lists
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 
 WIDE = pytest.mark.wide
 V = 33  # rows of the tied weight: no multiple of anything
@@ -115,7 +115,7 @@ class Case(NamedTuple):
         return partial(chain, sum(self.layers) - 2, self.users)
 
     def run(self) -> list[Trained]:
-        scheme = Config().scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
+        scheme = CONFIG.scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
         options = {"schedule": self.schedule, "chunks": self.chunks, "layers": self.layers}
         of_job = {"package": 2, "node": 4}, self.ranks, scheme, self.micro_batches, self.modules
         return on_ranks(self.ranks * self.data, partial(on_axes, **options), *of_job)

@@ -25,11 +25,11 @@ from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_axes
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import TIERS, at
+from tests.checkout import CONFIG
 from tests.pairwise import covering
 from tests.refused import refusal
 
@@ -47,7 +47,7 @@ INNER: dict[int, dict[str, int]] = {
 
 def placed(name: str, tier: str, weights: str = "device") -> Scheme:
     """A named scheme with its optimizer's states in a tier, and the weights in one."""
-    scheme = Config().scheme(name)
+    scheme = CONFIG.scheme(name)
     places = {"optim": at(scheme.optim, tier), "weights": at(scheme.weights, weights)}
     return Scheme.parse({**scheme.model_dump(), **places}, "test")
 
@@ -119,7 +119,7 @@ def both(cases: list[Case]) -> list[list[Any]]:
 CASES: list[Case] = [
     (ranks, *rest)
     for ranks, *rest in product(INNER, ("zero1", "zero3", "hier3"), (1, 2, 4), (0.05, math.inf), DTYPE)
-    if Config().scheme(rest[0]).machine_levels <= {*INNER[ranks]}
+    if CONFIG.scheme(rest[0]).machine_levels <= {*INNER[ranks]}
 ]
 FEW = covering([case for case in CASES if case[0] in (1, 2, 4)])
 FEW |= {(8, "hier3", 1, 0.05, "bf16")}  # the most levels
@@ -276,7 +276,7 @@ def test_a_run_equals_the_run_without(tmp_path: Path) -> None:
     for tier in ("device", *TIERS):
         folder = started.run(
             tmp_path / tier, ranks=2, steps=4, warmup_steps=1, seq_len=32, micro_batch=2, accumulation=2,
-            model=Config().model("gpt-200k"), scheme=placed("zero1", tier), compute_dtype="bf16",
+            model=CONFIG.model("gpt-200k"), scheme=placed("zero1", tier), compute_dtype="bf16",
         )  # fmt: skip
         spec, _ = started.counts_as_closed_forms(folder)
         assert spec.scheme == placed("zero1", tier)

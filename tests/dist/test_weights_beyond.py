@@ -29,11 +29,11 @@ from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_axes
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import peer_arguments
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import TIERS, at
+from tests.checkout import CONFIG
 from tests.pairwise import covering
 from tests.refused import answer, refusal
 
@@ -45,9 +45,9 @@ CASES: list[Case] = [
     for ranks, *rest in product(
         INNER, TIERS, PLACES, ("zero1", "zero3", "hier3", "hpz"), (1, 2), (0.05, math.inf), DTYPE
     )
-    if Config().scheme(rest[2]).machine_levels <= {*INNER[ranks]}
+    if CONFIG.scheme(rest[2]).machine_levels <= {*INNER[ranks]}
 ]
-EXPERTS = Config().model("gpt-200k").model_copy(update={"experts": 4})
+EXPERTS = CONFIG.model("gpt-200k").model_copy(update={"experts": 4})
 FEW = covering([case for case in CASES if case[0] == 2 and {"zero1", "zero3"} & {*case}]) | {
     (2, "host", "disk", "hpz", 2, 0.05, "bf16"),
     (1, "host", "device", "zero3", 2, math.inf, "fp32"),
@@ -244,7 +244,7 @@ def test_a_run_equals_the_run_without(tmp_path: Path, weights: str, optim: str, 
     for tiers in (("device", "device"), (weights, optim)):
         folder = started.run(tmp_path / tiers[0], **{
             "ranks": 2, "steps": 3, "warmup_steps": 1, "seq_len": 32, "micro_batch": 2, "accumulation": 2,
-            "model": Config().model("gpt-200k"), "compute_dtype": "bf16", **more,
+            "model": CONFIG.model("gpt-200k"), "compute_dtype": "bf16", **more,
             "scheme": placed(more["scheme"], *tiers[::-1]),
         })  # fmt: skip
         started.counts_as_closed_forms(folder)

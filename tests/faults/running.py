@@ -13,16 +13,15 @@ from pathlib import Path
 
 import psutil
 
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
-from tests.dist.started import ROOT, TEXT, begun, killed, stderr_of
+from tests.checkout import CONFIG, ROOT
+from tests.dist.started import TEXT, begun, killed, stderr_of
 from tests.faults.draw import EVERY, STEPS, Case
 
 PEER_TIMEOUT_S = 8
 LONGEST_S = 120  # of anything that must end
 ON_LINKS_S = 360  # of a run with a link of a hundredth of its rate
-CONFIG = Config(ROOT)
 SMOKE = {spec.ranks: spec for spec in CONFIG.runs(["smoke"]) if spec.scheme.name == "zero3"}
 LINKS = next(spec for spec in CONFIG.runs(["links"]) if spec.scheme.name == "hier3")
 

@@ -22,10 +22,11 @@ from typing import Any
 from lowband.__main__ import command_line
 from lowband.box.slurm import missing
 from lowband.errors import UserError
+from tests.checkout import REFERENCE, ROOT
 from tests.fuzz.of_config import MODELS, SCHEMES, SUITE
 from tests.fuzz.of_peers import DEEPSPEED, LLAMA
 from tests.fuzz.of_tables import CLAIM, gradable, graded
-from tests.fuzz.target import ROOT, Hang, Refused, Target, put, run, sound, table
+from tests.fuzz.target import Hang, Refused, Target, put, run, sound, table
 
 JOB = "--cluster frontier --model gpt-200k"
 # A sound vector or several of each verb, in the target's folder.
@@ -180,7 +181,7 @@ def _prepare(sound_run: Path, verb: str, root: Path) -> None:
     put(root, "config/claims.yaml", CLAIM)
     put(root, "CITATION.cff", sound("CITATION.cff"))
     put(root, "config/contributions.yaml", "own: {sentence: It is right., claims: [sent-bytes]}\n")
-    for path in (ROOT / "results" / "reference" / "local" / "tables").iterdir():
+    for path in (REFERENCE / "local" / "tables").iterdir():
         put(root, f"tables/{path.name}", table(path))
     put(root, "tables/claims.csv", graded())
 

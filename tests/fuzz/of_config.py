@@ -16,7 +16,8 @@ from lowband.predict.request import Grid
 from lowband.predict.show.point_text import text
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from tests.fuzz.target import ROOT, Target, entries, put, run, sound, table
+from tests.checkout import CONFIG, REFERENCE, ROOT
+from tests.fuzz.target import Target, entries, put, run, sound, table
 
 SUITE = (
     "purpose: x\ncluster: frontier\nfixed: {model: gpt-200k, scheme: zero3, ranks: 4, micro_batch: 1, "
@@ -73,11 +74,11 @@ def _with_experiments(root: Path) -> None:
     for suite in ("frontier", "box-context"):
         put(root, f"config/suites/{suite}.yaml", sound(f"config/suites/{suite}.yaml"))
     put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
-    shutil.copytree(ROOT / "results" / "reference" / "local", root / "results" / "reference" / "local")
+    shutil.copytree(REFERENCE / "local", root / "results" / "reference" / "local")
 
 
 def _default_suites(root: Path) -> None:
-    for name in Config(ROOT).default_suites:
+    for name in CONFIG.default_suites:
         put(root, f"config/suites/{name}.yaml", sound(f"config/suites/{name}.yaml"))
 
 

@@ -17,12 +17,12 @@ from lowband.engine.checkpoint.safetensors_files import INDEX, SINGLE, Safetenso
 from lowband.engine.checkpoint.stored import Reader, read_as_damaged
 from lowband.evidence.importers import FORMATS, ForeignRun, import_log
 from lowband.model.data import batch, read_corpus
-from lowband.spec.config import Config
 from lowband.spec.exchange import import_scheme
 from lowband.spec.huggingface import model_of_config
-from tests.fuzz.target import ROOT, Target, sound
+from tests.checkout import CONFIG
+from tests.fuzz.target import Target, sound
 
-SOUND = Config(ROOT)
+SOUND = CONFIG
 DEEPSPEED = """{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
  "zero_hpz_partition_size": 8, "zero_quantized_weights": true, "overlap_comm": true}}"""
 LLAMA = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,

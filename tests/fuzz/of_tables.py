@@ -14,10 +14,11 @@ from lowband.evidence.report.verify import FOLDERS, SUMS, verify
 from lowband.evidence.tables.build import raw_dir, source_paths, write_table
 from lowband.evidence.tables.entries import REPORTED, SHIPPED, TABLES
 from lowband.spec.kernel_rows import KernelRow
-from tests.fuzz.target import ROOT, Target, put, sound, table
+from tests.checkout import REFERENCE, ROOT
+from tests.fuzz.target import Target, put, sound, table
 
 ROWS = {"softmax_times.csv": 20, "products.csv": 107, "routes.csv": 40}  # of one size, one round, with copies
-LOCAL = ROOT / "results" / "reference" / "local" / "tables"
+LOCAL = REFERENCE / "local" / "tables"
 
 
 def _files(name: str) -> dict[str, Path]:
@@ -30,7 +31,7 @@ def _files(name: str) -> dict[str, Path]:
             if not path.is_file():
                 path = LOCAL / path.name
             if not path.is_file():
-                path = next(iter(sorted((ROOT / "results" / "reference").rglob(path.name))))
+                path = next(iter(sorted((REFERENCE).rglob(path.name))))
             is_in_place = source.startswith((REPORTED, SHIPPED))
             found[str(path.relative_to(ROOT)) if is_in_place else f"tables/{path.name}"] = path
     return found
@@ -66,7 +67,7 @@ def gradable(root: Path) -> None:
     put(root, "config/experiments.yaml", sound("config/experiments.yaml"))
     for name in ("runs", "bytes", "states", "scaling"):
         put(root, f"tables/{name}.csv", table(LOCAL / f"{name}.csv"))
-    for path in (ROOT / "results" / "reference").rglob("runs.csv"):
+    for path in (REFERENCE).rglob("runs.csv"):
         put(root, str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
     for path in (ROOT / "results" / "reported").glob("*.csv"):
         put(root, f"results/reported/{path.name}", path.read_text(encoding="utf-8"))

@@ -5,14 +5,12 @@ import sys
 from pathlib import Path
 
 from lowband.engine.checkpoint.manifest import MANIFEST
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 def sound_run(folder: Path) -> tuple[Path, str]:
     """Run two steps; returns the run's folder, and the manifest's text of its checkpoint."""
-    [spec, *_] = Config(ROOT).runs(["smoke"])
+    [spec, *_] = CONFIG.runs(["smoke"])
     spec = spec.model_copy(update={"steps": 2, "warmup_steps": 1, "checkpoint_every": 1, "ranks": 2})
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.to_json())

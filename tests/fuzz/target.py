@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from lowband.__main__ import main as lowband
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
 
 
 class Refused(Exception):

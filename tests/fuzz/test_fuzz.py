@@ -13,11 +13,11 @@ from lowband.errors import UserError
 from lowband.evidence.importers import FORMATS
 from lowband.evidence.tables.entries import TABLES
 from tests.called import called
+from tests.checkout import ROOT
 from tests.fuzz import arguments, campaign, judge, of_config, of_peers, of_tables
 from tests.fuzz.readers import OWN, READERS
 from tests.fuzz.target import Target
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "lowband"
 READS = {
     "read_text", "read_lines", "read_bytes", "read_yaml", "read_json", "read_entries", "parse_json",

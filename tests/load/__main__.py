@@ -17,11 +17,12 @@ from pathlib import Path
 
 from tests.called import called
 from tests.campaign_rows import Rows, write_environment
+from tests.checkout import ROOT
 from tests.load import made
 
 COLUMNS = ("part", "size", "input_bytes", "cpu_s", "wall_s", "peak_bytes", "commit")
 STEPS = 1000
-SRC = Path(__file__).parents[2] / "src"
+SRC = ROOT / "src"
 TIMED = Path(__file__).with_name("timed.py")
 
 

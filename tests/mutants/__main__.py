@@ -18,13 +18,13 @@ from random import Random
 from typing import Any
 
 from tests import campaign_rows
+from tests.checkout import ROOT
 from tests.mutants.draw import SEED, Mutant, draw
 from tests.mutants.trial import Found, Limits, Tree
 from tests.mutants.which import COUNTS, folder_of, tests_of
 
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "by", "seconds", "verdict", "commit")
 VERDICTS = Path(__file__).with_name("verdicts.csv")
-ROOT = Path(__file__).parents[2]
 LIMITS_S = Limits(processor=120, clock=1200)
 
 Row = dict[str, Any]

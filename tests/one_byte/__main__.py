@@ -19,9 +19,9 @@ import torch
 
 from tests import warm
 from tests.campaign_rows import commit, write, write_environment
+from tests.checkout import ROOT
 from tests.ports import held_port
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 STDLIB = Path(sysconfig.get_path("stdlib"))
 COLUMNS = ("method", "seed", "round", "workers", "loss", "sent_bytes", "same_weights", "commit")

@@ -17,16 +17,15 @@ from lowband.box.network import SHAPED
 from lowband.run import training_loop
 from lowband.run.pacing import PacedDevice
 from lowband.run.train import train
-from lowband.spec.config import Config
 from lowband.spec.records import Outcome, Slow, StepRecord
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
-from tests.dist.started import ROOT, TEXT, killed
+from tests.checkout import CONFIG
+from tests.dist.started import TEXT, killed
 from tests.stragglers.draw import Trial, levels
 
 LONGEST_S = 400  # beside much other work
 STEPS, WARMUP = 16, 1
-CONFIG = Config(ROOT)
 Paced = Callable[[RunSpec], PacedDevice | None]
 LINKS = CONFIG.runs(["links"])[0]
 SMOKE = CONFIG.runs(["smoke"])[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lowband.spec.run_folder import RunFolder
 from tests.campaign_rows import Rows, write_environment
-from tests.dist.started import ROOT
+from tests.checkout import ROOT
 from tests.twice.cases import CASES, COMMANDS, LONGEST_S
 from tests.twice.runs import run_folder
 

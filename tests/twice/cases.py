@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
-from tests.dist.started import ROOT, SMOKE, TEXT
+from tests.checkout import CONFIG
+from tests.dist.started import SMOKE, TEXT
 
 STEPS, EVERY = 4, 2  # of a run, and between exchanges of replicas that meet seldom
 LONGEST_S = 1800
@@ -33,7 +33,7 @@ class Case:
 
     def spec(self) -> RunSpec:
         some = next(spec for spec in SMOKE.values() if spec.ranks == 8).model_dump()
-        scheme = Config(ROOT).scheme(self.changes.get("scheme", "zero3"))
+        scheme = CONFIG.scheme(self.changes.get("scheme", "zero3"))
         if scheme.sync:
             seldom = scheme.sync.model_copy(
                 update={"every": EVERY, "fragments": min(2, scheme.sync.fragments)}
@@ -59,7 +59,7 @@ CASES = (
     Case("zero3 on 2 ranks", {"ranks": 2}),
     Case("zero3 on 4 ranks", {"ranks": 4}),
     Case("zero3, a 1M model on 1 rank", {
-        "ranks": 1, "model": Config(ROOT).model("gpt-1m").model_dump(), "seq_len": 128, "micro_batch": 4,
+        "ranks": 1, "model": CONFIG.model("gpt-1m").model_dump(), "seq_len": 128, "micro_batch": 4,
     }),
     Case("zero3 without overlap", {"overlap": False}, "zero3", True),
     Case("zero3 in joined hops", {"collectives": "joined"}, "zero3", True),

@@ -5,20 +5,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from report_runs import smoke_specs, write_run
+from report_runs import predictions_as_shipped, smoke_specs, write_run
 
 from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.tables.build import SUITE_OF, write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import COLLECTED, TABLES
-from lowband.evidence.validation.frontier_maps import frontier_map
-from lowband.evidence.validation.tables import PREDICTED
-from lowband.spec.config import Config
-from lowband.spec.csv_tables import write_csv
-
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "results" / "reference"
-
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
 # No example fails because the machine is busy.
 settings.register_profile("unit", deadline=None)
@@ -53,9 +46,7 @@ def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tests/workflow/test_shipped.py makes anew."""
     folder = tmp_path_factory.mktemp("all") / "tables"
     shutil.copytree(tables, folder)
-    for name in {*PREDICTED} - {"frontier_map"}:
-        shutil.copy(REFERENCE / "predicted" / f"{name}.csv", folder)
-    write_csv(frontier_map(Config(ROOT)), folder / "frontier_map.csv")  # is not shipped
+    predictions_as_shipped(CONFIG, folder)
     for name in [name for name in TABLES if name not in OF_RUNS]:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
         write_table(name, shipped, folder)

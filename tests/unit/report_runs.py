@@ -1,11 +1,14 @@
 """Run folders without training: specs of a real suite, records made up so that every number is known."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 
 from lowband.cost.contents import step_bytes
 from lowband.cost.held import held_bytes
+from lowband.evidence.validation.frontier_maps import frontier_map
+from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import write_csv
 from lowband.spec.files import write_whole
@@ -13,13 +16,19 @@ from lowband.spec.records import Environment, Outcome, Sent, StateBytes, StepRec
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.softmax import ANY_ISA, TORCH, Setup, Time
+from tests.checkout import CONFIG, REFERENCE
 
-ROOT = Path(__file__).parents[2]
+
+def predictions_as_shipped(config: Config, out: Path) -> None:
+    """What the predictor says, as it is shipped; tests/workflow/test_shipped.py makes it anew."""
+    for name in {*PREDICTED} - {"frontier_map"}:
+        shutil.copy(REFERENCE / "predicted" / f"{name}.csv", out)
+    write_csv(frontier_map(config), out / "frontier_map.csv")  # is not shipped
 
 
 def smoke_specs() -> list[RunSpec]:
     """zero3 on 1, 4 and 8 ranks; hpz, hsdp and hier3-exact on 4 and 8. 6 steps, 2 of them warm-up."""
-    return Config(ROOT).runs(["smoke"])
+    return CONFIG.runs(["smoke"])
 
 
 def write_run(folder: Path, spec: RunSpec, step_time_s: float, loss: float) -> Path:

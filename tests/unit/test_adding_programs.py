@@ -3,9 +3,8 @@
 import re
 import sys
 
-from report_runs import ROOT
-
 from tests.called import called
+from tests.checkout import ROOT
 
 PROGRAM = re.compile(r"```python program\n(.*?)```", re.DOTALL)
 PRINTS = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowband.__main__ import main
 from lowband.commands.advise import SCHEMES
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.search.advice import (
     MICRO_BATCHES,
@@ -23,10 +23,9 @@ from lowband.predict.search.advice import (
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.show.advice_text import advise, text
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 TRIED = [CONFIG.scheme(name) for name in SCHEMES]
 
 
@@ -38,8 +37,7 @@ def job(cluster: str, model: str, ranks: int, scheme: str, **changes: object) ->
 
 def test_the_question_is_answered_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--cluster", "dgx-a100-40gb", "--model", "llama-7b", "--gpus", "8", "--scheme", "zero3"]
-    assert main(["advise", *asked, "--root", str(ROOT)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(capsys, "advise", *asked, "--root", str(ROOT)).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 120
     assert lines[0].startswith("predicted: llama-7b (6.74 billion parameters) under zero3 on 8 GPUs of")
@@ -127,8 +125,7 @@ def test_bad_questions_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path
         (["--scheme", "zero3", "--seq", "4096"], "longer than the longest"),
         (["--scheme", "zero3", "--cluster", "local"], "peak_tflops has no bf16"),
     ):
-        assert main([*asked, *more]) == 2
-        assert words in capsys.readouterr().err
+        assert words in printed_by(capsys, *asked, *more, code=2)
     out = tmp_path / "page.html"
     assert main(["advise-page", *one, "--gpus", "12", "--out", str(out)]) == 2
     assert "no job is possible" in capsys.readouterr().err
@@ -137,8 +134,7 @@ def test_bad_questions_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_the_object_names_its_provenance(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--cluster", "cuda", "--model", "llama-7b", "--gpus", "8", "--scheme", "zero3", "--json"]
-    assert main(["advise", *asked, "--root", str(ROOT)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed_by(capsys, "advise", *asked, "--root", str(ROOT)))
     assert found["provenance"] == found["prediction"]["provenance"] == "predicted"
     assert "default" in found["stands_on"]
     assert found["stands_on"].endswith("the intervals are wide")

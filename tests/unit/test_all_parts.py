@@ -7,8 +7,7 @@ import pytest
 
 from tests.all import __main__ as everything
 from tests.all.parts import CAMPAIGNS, TESTS, Campaign
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
 
 
 def test_every_folder_of_tests_is_in_a_part() -> None:

@@ -1,7 +1,5 @@
 """The table of alternatives for arXiv 2501.04266 on Frontier."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -10,12 +8,9 @@ from lowband.evidence.validation.frontier import RANKS, at_point
 from lowband.evidence.validation.frontier_alternatives import ALTERNATIVES, alternatives
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.prediction import speed
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.stack import Stack
-
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
+from tests.checkout import CONFIG, REFERENCE
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +39,7 @@ def test_a_row_is_what_its_values_predict(table: pd.DataFrame) -> None:
 
 
 def test_the_shipped_table_says_what_is_found_today(table: pd.DataFrame) -> None:
-    shipped = read_table(ROOT / "results" / "reference" / "predicted" / "alternatives.csv")
+    shipped = read_table(REFERENCE / "predicted" / "alternatives.csv")
     for column in ("alternative", "values", "place", "gives", "plausibility"):
         found = table.reset_index()[column].astype(str)
         assert shipped[column].fillna("").astype(str).tolist() == found.tolist()

@@ -5,30 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from report_runs import predictions_as_shipped
 
 from lowband.evidence.report import shipped
 from lowband.evidence.report.documents import read_blocks, write_documents
 from lowband.evidence.report.page.placement import PICTURE, write_picture
-from lowband.evidence.validation.frontier_maps import frontier_map
-from lowband.evidence.validation.tables import PREDICTED
-from lowband.spec.config import Config
-from lowband.spec.csv_tables import write_csv
-
-ROOT = Path(__file__).parents[2]
-
-
-def as_shipped(config: Config, out: Path) -> None:
-    """What the predictor says, as it is shipped; tests/workflow/test_shipped.py makes it anew."""
-    for name in {*PREDICTED} - {"frontier_map"}:
-        shutil.copy(ROOT / "results" / "reference" / "predicted" / f"{name}.csv", out)
-    write_csv(frontier_map(config), out / "frontier_map.csv")  # is not shipped
+from tests.checkout import ROOT
 
 
 @pytest.mark.parametrize("are_predicted", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_documents_are_true(are_predicted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """are_predicted: predictions anew, too, as `lowband documents` makes them"""
     if not are_predicted:
-        monkeypatch.setattr(shipped, "write_predicted", as_shipped)
+        monkeypatch.setattr(shipped, "write_predicted", predictions_as_shipped)
     for folder in ("docs", "config", "slurm", "results/reference", "results/reported"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("README.md", "CITATION.cff"):

@@ -1,7 +1,5 @@
 """The network of a box as data: places, bridges, rates."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +7,10 @@ from hypothesis import strategies as st
 from lowband.box.layout import Layout
 from lowband.cost.tcp import FRAME_BYTES, PAYLOAD_BYTES
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.machine import Machine
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
-BOX = Config(ROOT).machine("frontier-box")
+BOX = CONFIG.machine("frontier-box")
 
 
 def machine(sizes: list[int], rates: list[float], scale: float) -> Machine:
@@ -66,7 +63,7 @@ def test_every_rank_reaches_the_core_over_the_links_of_its_groups(
 
 
 def test_frontier_box_is_frontier_divided_by_one_factor() -> None:
-    frontier = Config(ROOT).machine("frontier")
+    frontier = CONFIG.machine("frontier")
     assert BOX.levels == frontier.levels
     assert BOX.device == frontier.device
     assert BOX.box is not None
@@ -82,13 +79,13 @@ def test_outer_link_changes_only_the_outer_link() -> None:
     assert slow.levels[:-1] == BOX.levels[:-1]
     assert slow.levels[-1].link.gigabytes_per_s == BOX.levels[-1].link.gigabytes_per_s / 4
     with pytest.raises(UserError, match="has no link for level world"):
-        Config(ROOT).machine("local").with_outer_link(2)
+        CONFIG.machine("local").with_outer_link(2)
 
 
 def test_a_box_without_links_is_refused() -> None:
     with pytest.raises(UserError, match="every level a link"):
         Machine.parse(
-            Config(ROOT).machine("local").model_dump(exclude_none=True)
+            CONFIG.machine("local").model_dump(exclude_none=True)
             | {"box": {"scale": 10, "nodes": 2, "tflops": 1, "source": "test"}},
             "test",
         )

@@ -7,13 +7,13 @@ import pytest
 from lowband.cost.memory import state_bytes
 from lowband.spec import buckets as rule
 from lowband.spec.buckets import buckets
-from lowband.spec.config import Config
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
+from tests.checkout import CONFIG
 
 LEVELS = Levels.fit({"node": 4}, 8)
-DDP = Config().scheme("ddp")
+DDP = CONFIG.scheme("ddp")
 
 
 def test_a_bucket_is_filled_until_the_next_unit_has_no_room() -> None:
@@ -25,7 +25,7 @@ def test_a_bucket_is_filled_until_the_next_unit_has_no_room() -> None:
 
 @pytest.mark.parametrize("scheme", ["zero1", "zero3", "hier3"])
 def test_what_ranks_hold_parts_of_stays_by_unit(scheme: str) -> None:
-    assert buckets([1, 1], Config().scheme(scheme), Levels.fit({"package": 2, "node": 4}, 8), "fp32") == [
+    assert buckets([1, 1], CONFIG.scheme(scheme), Levels.fit({"package": 2, "node": 4}, 8), "fp32") == [
         [0],
         [1],
     ]

@@ -3,10 +3,10 @@
 import pytest
 
 from lowband.cost.checkpoint import all_bytes, checkpoint_time, rank_bytes, writers
-from lowband.spec.config import Config
 from lowband.spec.machine import Storage
 from lowband.spec.mesh import Levels
 from lowband.spec.sourced import Fact
+from tests.checkout import CONFIG
 
 
 def storage(**changes: float) -> Storage:
@@ -31,9 +31,9 @@ def test_by_hand() -> None:
 
 def test_frontier_at_384_ranks() -> None:
     """20.6B parameters: 12 bytes each, 643 MB a rank; less than a minute at the slowest rates."""
-    rates = Config().machine("frontier").storage
+    rates = CONFIG.machine("frontier").storage
     assert rates is not None
-    mine = rank_bytes(20_600_000_000, Config().scheme("zero3"), Levels.fit({"node": 8}, 384))
+    mine = rank_bytes(20_600_000_000, CONFIG.scheme("zero3"), Levels.fit({"node": 8}, 384))
     slow, value, fast = (
         checkpoint_time(rates, mine, 384, 384, 8, case) for case in ("slow", "value", "fast")
     )
@@ -43,10 +43,10 @@ def test_frontier_at_384_ranks() -> None:
 
 def test_replicas_each_have_their_states() -> None:
     """DiLoCo on 2 nodes of 8: twice 12 bytes, the anchor and the momentum once."""
-    levels, diloco = Levels.fit({"node": 8}, 16), Config().scheme("diloco")
+    levels, diloco = Levels.fit({"node": 8}, 16), CONFIG.scheme("diloco")
     assert all_bytes(16, diloco, levels) == (2 * 12 + 4 + 4) * 16
     assert rank_bytes(16, diloco, levels) == 12 * 2 + 4 * 2 + 4
     assert writers(diloco, levels) == 16
-    hsdp = Config().scheme("hsdp")
+    hsdp = CONFIG.scheme("hsdp")
     assert all_bytes(16, hsdp, levels) == 12 * 16
     assert (rank_bytes(16, hsdp, levels), writers(hsdp, levels)) == (12 * 2, 8)

@@ -2,13 +2,12 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import yaml
 
 import lowband
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 TYPES = {"article", "conference-paper"}
 
 

@@ -1,7 +1,5 @@
 """What falls with the number of nodes: ring steps, by published all-reduces and published steps of ZeRO-3."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,12 +8,9 @@ from scipy.optimize import minimize_scalar
 from lowband.cost.collectives import Network
 from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.validate import with_facts
-from lowband.spec.config import Config
 from lowband.spec.mesh import SELF, WORLD, Mesh
 from lowband.spec.stack import OURS
-
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
+from tests.checkout import CONFIG, ROOT
 
 
 def _bus_rates(nodes: pd.Series, sent: float, latency: bool = True) -> np.ndarray:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from report_runs import ROOT
 
 import lowband
 from lowband.__main__ import USERS, command_line, main
 from lowband.box import links, network
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from tests.called import called
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
@@ -73,15 +73,14 @@ def test_counts_are_one_or_more(
 def test_whatever_is_given_is_refused_in_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = printed_by(capsys, *arguments, code=2)
     assert line.startswith(f"lowband: {arguments[0]}")
     assert len(line) < 5000
 
 
 def test_a_path_of_two_lines_is_shown_in_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["table", "scaling", "--tables", str(tmp_path / "a\nb"), "--out", str(tmp_path)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    given = ["--tables", str(tmp_path / "a\nb"), "--out", str(tmp_path)]
+    line = printed_by(capsys, "table", "scaling", *given, code=2)
     assert line.startswith(f"lowband: {tmp_path}/a\\nb")
 
 
@@ -91,8 +90,7 @@ def test_a_table_by_a_name_that_no_system_takes_is_refused() -> None:
 
 
 def test_a_path_that_no_system_takes_is_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["collect", "--out", "9" * 9000, str(tmp_path)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = printed_by(capsys, "collect", "--out", "9" * 9000, str(tmp_path), code=2)
     assert line.startswith("lowband: 999")
     assert line.endswith("File name too long")
     assert len(line) < 5000
@@ -192,7 +190,7 @@ def test_an_entry_that_is_no_mapping_is_named(
 def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "missing", lambda: "no ip")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    [spec, *_] = Config(ROOT).runs(["links"])
+    [spec, *_] = CONFIG.runs(["links"])
     with pytest.raises(UserError, match="no ip"):
         network.connect(spec, "private")
     assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"

@@ -13,10 +13,8 @@ from lowband.evidence.validation import SOURCES, Rows, Setting, Source, reported
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 EVERY = 97  # of vtrain's 1,440 rows; all of them with --wide
 PARSER, _ = command_line()
 

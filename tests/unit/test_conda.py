@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
+
 # Beside those of all: rocm.yaml says where its torch and Triton come from.
 OWN = {"cpu": {"torch"}, "cuda": {"torch", "triton", "deepspeed"}, "rocm": {"torch", "deepspeed"}}
 

@@ -3,11 +3,12 @@
 import re
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ENVS = Path(__file__).parents[2] / "envs"
+from tests.checkout import ROOT
+
+ENVS = ROOT / "envs"
 SECTIONS = {  # of a definition file, in Apptainer's user guide
     "arguments", "setup", "files", "post", "test", "environment", "startscript", "runscript", "labels",
     "help",

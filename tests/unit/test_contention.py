@@ -6,11 +6,9 @@ import pytest
 
 from lowband.errors import UserError
 from lowband.evidence.validation.contention import check, missing
-from lowband.spec.config import Config
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 FRONTIER = CONFIG.machine("frontier")
 PYTHON = "/usr/bin/python3"
 

@@ -1,18 +1,14 @@
 """Printed shares of the ideal beside the balance of pairs: which are met, and which are not."""
 
-from pathlib import Path
-
 import pytest
 
 from lowband.evidence.validation.context import context_balance
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return context_balance(Config(ROOT))
+    return context_balance(CONFIG)
 
 
 def test_a_ring_without_zigzag(rows) -> None:

@@ -1,17 +1,13 @@
 """The ten cells of ways along context: drawn as written, eligible, and graded as their runs say."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from lowband.evidence.tables.derived.context_ways import build
 from lowband.evidence.validation import context_cells
 from lowband.evidence.validation.context_cells import SUITE
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")

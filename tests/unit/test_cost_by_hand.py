@@ -37,9 +37,9 @@ from lowband.spec.records import Sent, mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.sync import Sync
+from tests.checkout import CONFIG, ROOT
 
 GIB = 2**30
-ROOT = Path(__file__).parents[2]
 
 
 def fact(value: float, low: float | None = None, high: float | None = None) -> dict[str, object]:
@@ -633,7 +633,7 @@ def test_the_written_suite_is_the_plans_best(tmp_path: Path) -> None:
         text = (ROOT / "config" / f"{name}.yaml").read_text()
         (tmp_path / "config" / f"{name}.yaml").write_text(text)
     (tmp_path / "slurm").symlink_to(ROOT / "slurm")
-    [smoke] = [spec for spec in Config(ROOT).runs(["smoke"]) if spec.ranks == 8][:1]
+    [smoke] = [spec for spec in CONFIG.runs(["smoke"]) if spec.ranks == 8][:1]
     scheme = ZERO3.model_copy(update={"grad_reduce": "int4"})
     machine = MACHINE.model_copy(update={"name": "local"})
     model = smoke.model.model_copy(update={"seq_len": 64})

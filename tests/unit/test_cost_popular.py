@@ -1,14 +1,14 @@
 """What copies of popular experts spare: by hand, at its ends, and beside what ranks drew."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from lowband.cost.popular import with_copies
+from tests.checkout import REFERENCE
 
-ROUTES = Path(__file__).parents[2] / "results" / "reference" / "routes" / "routes.csv"
+ROUTES = REFERENCE / "routes" / "routes.csv"
 
 
 def test_by_hand() -> None:

@@ -8,19 +8,19 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import FORMS, OFF_DEVICE, PEERS, TABLE, form_of, peer_arguments
 from lowband.spec.tiers import TIERS
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
 SCHEMES = yaml.safe_load((ROOT / "config" / "schemes.yaml").read_text())
 LEVELS = Levels.fit({"package": 2, "node": 4}, 8)
 
 
 def scheme(name: str):
-    return Config(ROOT).scheme(name)
+    return CONFIG.scheme(name)
 
 
 def test_every_form_has_a_word_on_every_peer() -> None:
@@ -153,7 +153,5 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
 def test_what_no_scheme_says_is_refused(tmp_path: Path, capsys, zero: dict, said: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
-    assert main(["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    asked = ["spec", "--from", str(path), "--ranks", "8", "--root", str(ROOT)]
+    assert said in printed_by(capsys, *asked, code=2)

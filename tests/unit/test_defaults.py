@@ -6,21 +6,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.validation import SOURCES
 from lowband.predict.defaults import DEVICE, LATENCY_US, LINK, STACK, with_defaults
-from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid, setting
 from lowband.predict.search.rehearsal import rehearse
 from lowband.predict.show.point_text import constant_lines, text
 from lowband.predict.show.record import flat
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.mesh import WORLD
 from lowband.spec.sourced import Fact
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 PREDICTABLE = [c for c in CONFIG.clusters if CONFIG.machine(c).device.peak_tflops]
 MEMORY_ONLY = ("torchtitan-h100-memory", "torchtitan-h200-memory")
 
@@ -112,7 +110,7 @@ def test_deepspeed_without_constants_of_a_machine_is_not_optimistic() -> None:
 
 def test_defaults_are_near_an_h100_s_measured_steps() -> None:
     """slurm/cuda states rates only; the suite one-gpu was measured there (results/reference/h100)."""
-    measured = pd.read_csv(ROOT / "results" / "reference" / "h100" / "runs.csv").set_index("run_id")
+    measured = pd.read_csv(REFERENCE / "h100" / "runs.csv").set_index("run_id")
     rows = [row for row in rehearse(CONFIG.runs(["one-gpu"]), None) if f"{row.run}-r1" in measured.index]
     assert len(rows) == 2  # of ours, those of 4,096 tokens
     for row in rows:

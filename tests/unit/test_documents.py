@@ -9,8 +9,8 @@ from lowband.errors import UserError
 from lowband.evidence.report import documents
 from lowband.evidence.report.documents import Part, read_blocks, write_documents
 from lowband.predict.search.candidates import WIRES
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 ROWS = pd.DataFrame(
     {
         "peer": ["fsdp2", "ours"],

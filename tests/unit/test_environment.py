@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lowband.run.environment import code_version
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
 
 
 @pytest.mark.parametrize(

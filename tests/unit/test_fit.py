@@ -9,9 +9,7 @@ from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.evidence.validation.fit import fit
 from lowband.evidence.validation.tables import constants
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def test_a_fit_inside_its_bounds_finds_the_files_values() -> None:

@@ -1,15 +1,12 @@
 """FlexSP's published speedups on Wikipedia's lengths, by its solver's own constants."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from lowband.evidence.validation.flexsp import costs, flexsp
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 REPORTED = CONFIG.root / "results" / "reported"
 
 

@@ -1,7 +1,6 @@
 """Cross-validation: folds of `lowband calibrate --folds`, and the intervals that they give."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,12 +22,10 @@ from lowband.evidence.validation.intervals import (
 )
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.interval import ELSEWHERE
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from tests.checkout import CONFIG, REFERENCE
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
-SHIPPED = ROOT / "results" / "reference" / "predicted"
+SHIPPED = REFERENCE / "predicted"
 
 
 @pytest.fixture(scope="module")

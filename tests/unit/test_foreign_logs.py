@@ -10,8 +10,8 @@ import pytest
 from lowband.__main__ import main
 from lowband.evidence.importers import Malformed, megatron, torchtitan
 from lowband.spec.csv_tables import read_table
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "foreign"
 # By hand: 44 x (12 x 6144^2 + 13 x 6144) + 2 x 6144 + 50432 x 6144 weights that multiply; attention on top.
 MODEL_FLOP_PER_S = 2048 * (6 * 20_244_713_472 + 12 * 44 * 6144 * 2048)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lowband.bench.gpu.families import ROOT, sources_sha256
+from lowband.bench.gpu.families import sources_sha256
 from lowband.bench.gpu.folder import Entry, Folder
 from lowband.errors import UserError
 from lowband.evidence.report.gpu_rows import install
 from lowband.evidence.report.verify import verify
+from tests.checkout import REFERENCE, ROOT
 
 COUNTS = 'tests="50" failures="0" errors="0" skipped="0" time="57.1"'
 REPORT = f'<testsuites><testsuite name="pytest" {COUNTS}/></testsuites>'
@@ -32,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
     for name in ("config", "src", "tests"):
         (root / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "results" / "reported", root / "results" / "reported")
-    shutil.copytree(ROOT / "results" / "reference" / "h100", root / "results" / "reference" / "h100")
+    shutil.copytree(REFERENCE / "h100", root / "results" / "reference" / "h100")
     git(root, "init", "--quiet")
     git(root, "commit", "--quiet", "--allow-empty", "-m", "one")
     return root
@@ -93,7 +94,7 @@ def test_rows_take_the_place_of_the_shipped_ones(folder: Folder, tree: Path) -> 
 
 def test_rows_of_another_device_are_refused(folder: Folder, tree: Path) -> None:
     other = tree / "results" / "reference" / "h200"
-    shutil.copytree(ROOT / "results" / "reference" / "h200", other)
+    shutil.copytree(REFERENCE / "h200", other)
     assert refused(folder, tree, "h200") == f"{other}: rows of NVIDIA H100 80GB HBM3 (allowed: NVIDIA H200)"
 
 

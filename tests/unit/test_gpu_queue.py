@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lowband.bench.gpu import folder as folders
-from lowband.bench.gpu.families import FAMILIES, ROOT, sources_sha256
+from lowband.bench.gpu.families import FAMILIES, sources_sha256
 from lowband.bench.gpu.folder import Folder
 from lowband.bench.gpu.kernel_groups import groups
 from lowband.bench.gpu.programs import items, run_all
@@ -22,6 +22,7 @@ from lowband.bench.kernels import PARTS
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
 from tests.called import called
+from tests.checkout import REFERENCE, ROOT
 from tests.refused import refusal
 
 ENVIRONMENT = {
@@ -198,7 +199,7 @@ def test_items_of_kernels_have_names_of_their_own_and_costs() -> None:
     assert len(names) == len(set(names))
     assert set(PARTS) <= set(FAMILIES)
     for device in ("h100", "h200"):
-        costs = json.loads((ROOT / "results" / "reference" / device / "costs.json").read_text())
+        costs = json.loads((REFERENCE / device / "costs.json").read_text())
         assert set(costs) <= {*names, *(item.name for item in items(Path(), "cuda", list(FAMILIES)))}
         assert {name.partition(" ")[0] for name in costs} >= set(PARTS) - {"experts"}  # not measured yet
 

@@ -9,9 +9,7 @@ import torch
 import transformers
 
 from lowband.errors import UserError
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 def shape(
@@ -83,7 +81,7 @@ def test_parameters_are_those_that_transformers_counts(
     config = transformers.AutoConfig.from_pretrained(path.parent)
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config)
-    model = Config(ROOT).given_model(str(path))
+    model = CONFIG.given_model(str(path))
     assert model.parameters == sum(p.numel() for p in module.parameters())
     assert (model.name, model.seq_len) == ("model", config.max_position_embeddings)
     for ndim in (2, 3):
@@ -97,7 +95,7 @@ def test_an_optional_count_is_a_count(key: str, value: object, tmp_path: Path) -
     path = saved(tmp_path, "mistral", GROUPED)
     path.write_text(json.dumps({**json.loads(path.read_text()), "head_dim": None, key: value}))
     with pytest.raises(UserError, match=f"config.json: {key} is .*1 or more"):
-        Config(ROOT).given_model(str(path))
+        CONFIG.given_model(str(path))
 
 
 LONG = {"num_key_value_heads": 8, "max_position_embeddings": 8192}
@@ -111,8 +109,8 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_named_llamas_are_the_published_shapes(name: str, tmp_path: Path) -> None:
-    named = Config(ROOT).model(name)
-    read = Config(ROOT).given_model(str(saved(tmp_path, "llama", PUBLISHED[name])))
+    named = CONFIG.model(name)
+    read = CONFIG.given_model(str(saved(tmp_path, "llama", PUBLISHED[name])))
     kept = {"name": name, "source": named.source, "kv_heads": named.kv_heads}
     assert named == read.model_copy(update=kept)
     assert named.kv_hidden == read.kv_hidden
@@ -156,7 +154,7 @@ def test_anything_else_is_refused_in_one_line(data: object, words: str, tmp_path
     partial = data in ({}, [], {"model_type": "llama"})
     path.write_text(json.dumps(data if partial else {**whole, **data}))  # type: ignore[dict-item]
     with pytest.raises(UserError, match=words) as error:
-        Config(ROOT).given_model(str(path))
+        CONFIG.given_model(str(path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -164,10 +162,10 @@ def test_anything_else_is_refused_in_one_line(data: object, words: str, tmp_path
 def test_windows_as_files_have_them(tmp_path: Path) -> None:
     def read(family: str, **values: object) -> tuple[object, object]:
         path = saved(tmp_path, family, {**GROUPED, "num_hidden_layers": 12, **values})
-        model = Config(ROOT).given_model(str(path))
+        model = CONFIG.given_model(str(path))
         bare = {k: v for k, v in json.loads(path.read_text()).items() if k != "layer_types"}
         path.write_text(json.dumps(bare))
-        assert Config(ROOT).given_model(str(path)) == model  # by the family's own rule
+        assert CONFIG.given_model(str(path)) == model  # by the family's own rule
         return model.window, model.full_every
 
     assert read("mistral", sliding_window=32) == (32, None)
@@ -181,22 +179,22 @@ def test_windows_as_files_have_them(tmp_path: Path) -> None:
 def test_a_wide_shared_expert_is_several(wide: int, one: int, count: int, tmp_path: Path) -> None:
     of = {"shared_expert_intermediate_size": wide, "moe_intermediate_size": one}
     path = saved(tmp_path, "qwen2_moe", {**FEW, **of})
-    assert Config(ROOT).given_model(str(path)).shared_experts == count
+    assert CONFIG.given_model(str(path)).shared_experts == count
 
 
 def test_biases_that_a_gpt_neox_does_not_mention_are_there(tmp_path: Path) -> None:
     path = saved(tmp_path, "gpt_neox", SMALL)
-    whole = Config(ROOT).given_model(str(path))
+    whole = CONFIG.given_model(str(path))
     data = json.loads(path.read_text())
     assert data.pop("attention_bias") is True
     path.write_text(json.dumps(data))
-    assert Config(ROOT).given_model(str(path)) == whole
+    assert CONFIG.given_model(str(path)) == whole
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
-        Config(ROOT).given_model(str(path))
+        CONFIG.given_model(str(path))
     with pytest.raises(UserError, match="cannot be read"):
-        Config(ROOT).given_model(str(tmp_path / "none.json"))
+        CONFIG.given_model(str(tmp_path / "none.json"))

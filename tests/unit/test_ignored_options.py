@@ -4,19 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.__main__ import main
+from tests.checkout import ROOT
+from tests.printed import printed_by
 
 PREDICT = ["predict", "--cluster", "frontier", "--model", "gpt-20b", "--scheme", "zero3", "--gpus", "8"]
 PLAN = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8"]
-
-
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr, of a command that ends with exit code 2."""
-    assert main(arguments) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    return line
 
 
 @pytest.mark.parametrize("name", ["", "../mine", "a/b", ".", "a b"])
@@ -38,8 +32,8 @@ def test_a_name_that_leads_elsewhere_is_refused(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     option = "--write" if arguments[0] == "plan" else "--results"
-    after = ["--", sys.executable, "-c", ""] if arguments[0] == "watch" else []
-    assert f"'{name}' (allowed: a name of letters" in told([*arguments, option, name, *after], capsys)
+    given = [option, name, *(["--", sys.executable, "-c", ""] if arguments[0] == "watch" else [])]
+    assert f"'{name}' (allowed: a name of letters" in printed_by(capsys, *arguments, *given, code=2)
     assert [*tmp_path.rglob("*")] == [tmp_path / "here"]
 
 
@@ -49,19 +43,20 @@ def test_a_root_that_is_not_there_is_refused(
 ) -> None:
     """Built-in names would be taken in place of those of a folder with a typing error."""
     root = str(tmp_path / "none")
-    assert f"'{root}' (allowed: a folder that is there)" in told([*arguments, "--root", root], capsys)
+    refused = printed_by(capsys, *arguments, "--root", root, code=2)
+    assert f"'{root}' (allowed: a folder that is there)" in refused
 
 
 def test_a_list_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = tmp_path / "runs.txt"
     given = ["collect", f"@{listed}", "--out", str(tmp_path / "out")]
-    assert f"{listed}: cannot be read: No such file" in told(given, capsys)
+    assert f"{listed}: cannot be read: No such file" in printed_by(capsys, *given, code=2)
     listed.write_bytes(b"\xff\n")
-    assert f"{listed}: is not valid UTF-8" in told(given, capsys)
+    assert f"{listed}: is not valid UTF-8" in printed_by(capsys, *given, code=2)
     listed.write_text("")
-    assert f"{listed}: lists no runs (allowed: run folders, one a line)" in told(given, capsys)
+    assert f"{listed}: lists no runs (allowed: run folders, one a line)" in printed_by(capsys, *given, code=2)
     listed.write_text(f"@{listed}\n")  # a name like any other, and no list
-    assert "spec.json: cannot be read" in told(given, capsys)
+    assert "spec.json: cannot be read" in printed_by(capsys, *given, code=2)
     assert not (tmp_path / "out").exists()
 
 
@@ -88,7 +83,7 @@ def test_a_list_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest.C
 def test_what_spec_would_ignore_is_refused(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(["spec", "--root", str(ROOT), *arguments], capsys) == f"lowband: {says}"
+    assert printed_by(capsys, "spec", "--root", str(ROOT), *arguments, code=2) == f"lowband: {says}"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +141,7 @@ def test_what_spec_would_ignore_is_refused(
 def test_an_option_without_effect_or_end_is_refused(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(arguments, capsys) == f"lowband: {says}"
+    assert printed_by(capsys, *arguments, code=2) == f"lowband: {says}"
 
 
 def test_a_suite_named_twice_is_written_once(tmp_path: Path) -> None:
@@ -157,7 +152,7 @@ def test_a_suite_named_twice_is_written_once(tmp_path: Path) -> None:
 
 def test_a_folder_in_a_file_s_place_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     job = ["--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8", "--scheme", "zero3"]
-    said = told(["advise-page", *job, "--out", str(tmp_path)], capsys)
+    said = printed_by(capsys, "advise-page", *job, "--out", str(tmp_path), code=2)
     assert said == f"lowband: {tmp_path}: Is a directory"
 
 
@@ -167,7 +162,7 @@ def test_the_time_limit_of_kernels_is_one(
 ) -> None:
     out = tmp_path / "out"
     given = ["bench-kernel", "--device", "cpu", "--out", str(out), "--limit-s", limit]
-    assert "(allowed: above 0, at most 86400 seconds)" in told(given, capsys)
+    assert "(allowed: above 0, at most 86400 seconds)" in printed_by(capsys, *given, code=2)
     assert not out.exists()
 
 
@@ -181,7 +176,7 @@ def test_what_cannot_be_written_ends_before_it_runs(
 ) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
-    assert told([*arguments, "--out", str(taken)], capsys) == f"lowband: {taken}: File exists"
+    assert printed_by(capsys, *arguments, "--out", str(taken), code=2) == f"lowband: {taken}: File exists"
 
 
 def test_a_plan_is_written_whole_or_not_at_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -189,7 +184,7 @@ def test_a_plan_is_written_whole_or_not_at_all(capsys: pytest.CaptureFixture[str
     suites.parent.mkdir()
     suites.write_text("a file in the folder's place")
     job = [*PLAN, "--tp", "1", "--pp", "1", "--micro-batch", "1", "--recompute", "full"]
-    assert str(suites) in told([*job, "--write", "mine", "--root", str(tmp_path)], capsys)
+    assert str(suites) in printed_by(capsys, *job, "--write", "mine", "--root", str(tmp_path), code=2)
     assert not [*tmp_path.rglob("mine.yaml")]
 
 
@@ -198,6 +193,5 @@ def test_slow_nodes_have_the_software_that_is_asked_for(capsys: pytest.CaptureFi
     job = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "16", "--outer-gbps", "1", "--csv"]
     found = []
     for more in ([], ["--attention", "plain"]):
-        assert main([*job, "--root", str(ROOT), *more]) == 0
-        found.append(capsys.readouterr().out)
+        found.append(printed_by(capsys, *job, "--root", str(ROOT), *more))
     assert found[0] != found[1]

@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name
 
 import lowband
 from tests import environments
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
 
 
 def test_no_circle() -> None:

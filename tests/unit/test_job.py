@@ -1,7 +1,6 @@
 """What Slurm is asked for, from a run and a cluster's job.yaml."""
 
 import re
-from pathlib import Path
 
 import pytest
 from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
@@ -9,14 +8,13 @@ from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_optio
 from lowband.errors import UserError
 from lowband.evidence.report.documents.code import suites
 from lowband.spec.batch_script import sbatch_options
-from lowband.spec.config import Config
 from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec
 from lowband.spec.slurm_task import is_slurm_task
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
 LEAST = {"tasks": "rank", "cpus_per_rank": 1}
-RUN = next(spec for spec in Config(ROOT).runs(["frontier"]) if spec.ranks == 384)
+RUN = next(spec for spec in CONFIG.runs(["frontier"]) if spec.ranks == 384)
 
 
 def run(**changes: object) -> RunSpec:
@@ -25,21 +23,21 @@ def run(**changes: object) -> RunSpec:
 
 @pytest.mark.parametrize("cluster", sorted(path.parent.name for path in ROOT.glob("slurm/*/machine.yaml")))
 def test_every_cluster_has_a_job(cluster: str) -> None:
-    assert Config(ROOT).job(cluster).cpus_per_rank >= 1
+    assert CONFIG.job(cluster).cpus_per_rank >= 1
 
 
 def test_whole_nodes_and_a_margin_of_time() -> None:
-    job = Config(ROOT).job("frontier")
+    job = CONFIG.job("frontier")
     assert job.resources(run(ranks=12 * 8, time_limit_s=601))["nodes"] == 12
     assert job.resources(run(time_limit_s=601))["runtime"] == 11 + 10
     assert job.tasks_per_node(run()) == 8
-    assert Config(ROOT).job("frontier-box").tasks_per_node(run()) == 1
+    assert CONFIG.job("frontier-box").tasks_per_node(run()) == 1
 
 
 @pytest.mark.parametrize("suite", ["volume", "volume3072"])
 def test_a_count_is_one_task_whatever_it_counts(suite: str) -> None:
-    job = Config(ROOT).job("frontier")
-    specs = Config(ROOT).runs([suite])
+    job = CONFIG.job("frontier")
+    specs = CONFIG.runs([suite])
     assert specs
     for spec in specs:
         assert (spec.device, spec.ranks >= 384) == ("fake", True)
@@ -65,7 +63,7 @@ def test_what_each_suite_asks_for() -> None:
 
 
 def test_queue_limits() -> None:
-    job = Config(ROOT).job("frontier")
+    job = CONFIG.job("frontier")
     assert job.resources(run(ranks=91 * 8, time_limit_s=110 * 60))["runtime"] == 120
     with pytest.raises(UserError, match=r"121 minutes on 91 nodes .allowed: 120 minutes at most, .*job.yaml"):
         job.resources(run(ranks=91 * 8, time_limit_s=111 * 60))
@@ -76,28 +74,27 @@ def test_queue_limits() -> None:
 
 def test_runs_on_as_many_nodes_share_a_job() -> None:
     """Their time limits add up, to the limit of the queue; counts and other clusters' runs share nothing."""
-    config = Config(ROOT)
-    job = config.job("frontier")
+    job = CONFIG.job("frontier")
     short = [run(ranks=ranks, time_limit_s=600) for ranks in (384, 384, 16, 8)]
-    shared = job.allocations([*short, *config.runs(["volume"])])
+    shared = job.allocations([*short, *CONFIG.runs(["volume"])])
     assert [(one.name, len(one.runs), one.minutes) for one in shared] == [
         ("frontier_1_nodes", 1, 20), ("frontier_2_nodes", 1, 20), ("frontier_48_nodes", 2, 30),
     ]  # fmt: skip
     [long] = job.allocations([run(ranks=384)] * 5)
     assert (long.limits_minutes, long.minutes) == (5 * 25 + 10, 120)
-    assert config.job("cuda").allocations(config.runs(["cuda"])) == []
+    assert CONFIG.job("cuda").allocations(CONFIG.runs(["cuda"])) == []
 
 
 def test_a_node_of_one_rank_is_asked_for_as_the_executor_takes_it() -> None:
     """It submits no job of one task a node; of two equal options, sbatch takes the last."""
-    [alone, *_] = Config(ROOT).runs(["wan"])
+    [alone, *_] = CONFIG.runs(["wan"])
     assert alone.machine.node_size == 1
     job = SlurmRequest.parse({**LEAST, "account": False, "sbatch": "--exclusive"}, "x")
     for asked in (job.resources(alone), job.of_one_node(alone.machine, 1)):
         assert (asked["tasks_per_node"], asked["slurm_extra"]) == (2, "--exclusive --ntasks-per-node=1")
     tasks = [option for option in sbatch_options(job, alone, {}) if "tasks" in option]
     assert tasks == ["--ntasks-per-node=1"]
-    assert Config(ROOT).job("frontier").resources(run())["slurm_extra"] == Config(ROOT).job("frontier").sbatch
+    assert CONFIG.job("frontier").resources(run())["slurm_extra"] == CONFIG.job("frontier").sbatch
 
 
 def test_an_unknown_key_is_refused() -> None:

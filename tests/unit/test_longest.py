@@ -1,7 +1,6 @@
 """The longest sequence in each way: at the edge of the memory, and by hand where the loss decides."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,7 @@ from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")

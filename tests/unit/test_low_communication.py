@@ -1,16 +1,13 @@
 """Utilization and rates of methods that exchange weights seldom: by hand, by inversion, and as published."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lowband.cost.seldom import needed_rate, utilization
 from lowband.evidence.validation.low_communication import low_communication
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
 SECONDS = st.floats(1e-3, 1e5)
 
 
@@ -44,7 +41,7 @@ def test_hiding_and_parts_never_cost(
 
 def test_as_published() -> None:
     """The goals: Streaming DiLoCo's rates within a step of its grid in the median and 1.4 for nine in ten."""
-    rows = low_communication(Config(ROOT))
+    rows = low_communication(CONFIG)
     rates = rows[rows["arxiv"] == "2501.18512"]
     assert len(rates) == 75
     assert rates["factor"].median() <= 1.21

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from lowband.errors import UserError
-from lowband.spec.config import Config
 from lowband.spec.machine import Machine
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 RATE = {"value": 10, "source": "made up"}
 HOST = {
     "capacity_gib": 100,

@@ -1,18 +1,14 @@
 """The model's shape as data agrees with the built module, and the module with its shape letters."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from lowband.cost.flops import model_flops_per_token
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, rotate
-from lowband.spec.config import Config
 from lowband.spec.model import MOST_WIDTH, ModelSpec
+from tests.checkout import CONFIG
 from tests.refused import refusal
-
-CONFIG = Config(Path(__file__).parents[2])
 
 
 def tiny(**changes) -> ModelSpec:

@@ -1,7 +1,6 @@
 """Shapes beyond a GPT's: published counts of parameters, FLOPs as torch counts them, windows pair by pair."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of, setting
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 # Billions of parameters that the weights' pages or papers state, and of those that a token meets.
 PUBLISHED = {
     "mistral-7b": (7.24, None), "llama-3-405b": (405.85, None), "llama-4-maverick": (400.7, 17.2),

@@ -1,13 +1,9 @@
 """Shapes with experts in config/models.yaml against published numbers of parameters."""
 
-from pathlib import Path
-
 import pytest
 
 from lowband.cost.flops import expert_elements, model_flops_per_token
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def test_mixtral() -> None:

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from tests.checkout import ROOT
 from tests.mutants import which
 from tests.mutants.draw import draw
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_mutated_file_has_tests() -> None:

@@ -1,16 +1,13 @@
 """Raw logs of Deep Optimizer States beside predictions: errors, signs of gains, the stride that is chosen."""
 
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from lowband.evidence.validation.offload_fit import BOUNDS, SETTINGS, fitted
 from lowband.evidence.validation.offload_logs import offload_constants, offload_logs, offload_strides
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")

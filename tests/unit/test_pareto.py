@@ -1,7 +1,5 @@
 """Placements and orders at the Frontier point: rows against direct predictions, and the planner's choice."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -11,12 +9,10 @@ from lowband.predict.prediction import predict
 from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import ONLY_DATA, Ways
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG, REFERENCE
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 FRONTIER = CONFIG.machine("frontier")
 WITHIN = 0.06  # of the fastest: the model's mean error
 
@@ -66,7 +62,7 @@ def test_nothing_with_as_little_memory_is_faster_than_the_line(table: pd.DataFra
 def test_planned_takes_the_least_memory_of_those_within_the_models_error(table: pd.DataFrame) -> None:
     """Of all wires, not only the table's; the error is that of held-out rows on the same stack."""
     stack = "deepspeed-zero"
-    accuracy = read_table(ROOT / "results" / "reference" / "predicted" / "accuracy.csv")
+    accuracy = read_table(REFERENCE / "predicted" / "accuracy.csv")
     held_out = accuracy[(accuracy["source"] == "zeropp") & (accuracy["use"] == "held out")]
     assert held_out["mean_error_percent"].item() == pytest.approx(100 * WITHIN, abs=0.5)
     rows = table[(table["stack"] == stack) & table["fits"]]

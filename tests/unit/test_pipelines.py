@@ -1,18 +1,14 @@
 """Published bubbles and times of pipelines, predicted: the goals were set before the comparison."""
 
-from pathlib import Path
-
 import pytest
 
 from lowband.evidence.validation.pipelines import pipelines
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return pipelines(Config(ROOT))
+    return pipelines(CONFIG)
 
 
 def test_zero_bubble(rows) -> None:

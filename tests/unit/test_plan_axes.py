@@ -13,8 +13,8 @@ import yaml
 
 from lowband.__main__ import main
 from lowband.cost.activations import Recompute
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import KNOBS, Plan
@@ -28,9 +28,8 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS
 from lowband.spec.step import Schedule
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 MODEL = ModelSpec(
     name="small", layers=8, hidden=64, heads=4, vocab=512, seq_len=64, tied_head=False, source="none"
 )

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
@@ -20,15 +20,14 @@ from lowband.predict.search.placements import table
 from lowband.predict.search.plan import RECOMPUTE, _bases, plan
 from lowband.predict.search.relief import HOST
 from lowband.predict.search.software import of_stack
-from lowband.predict.tiers import GIB, short_by
+from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.step import Schedule
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 CASES = [
     ("frontier", "llama-3-405b", 4096, 131072),
     ("dgx-h100", "gpt-20b", 64, 2048),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowband.__main__ import main
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.request import setting
 from lowband.predict.room import MEMORY_ERROR
 from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, WIRES, Candidate, Plan
@@ -27,9 +27,9 @@ from lowband.spec.axes import ONLY_DATA
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG, REFERENCE, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 MACHINE = CONFIG.machine("dgx-a100-40gb")
 STACK = CONFIG.given_stack(None, MACHINE)
 MEMORY = ("torchtitan-h100-memory", "torchtitan-h200-memory")
@@ -103,7 +103,7 @@ def test_the_search_finds_what_is_chosen_of_all() -> None:
 
 
 def test_the_models_error_is_that_of_held_out_rows() -> None:
-    accuracy = read_table(ROOT / "results" / "reference" / "predicted" / "accuracy.csv")
+    accuracy = read_table(REFERENCE / "predicted" / "accuracy.csv")
     fitted = (accuracy["fitted_constants"] > 0) & ~accuracy["source"].isin(MEMORY)
     held_out = accuracy[(accuracy["use"] == "held out") & fitted]
     assert held_out["mean_error_percent"].max() <= 100 * MODEL_ERROR + 0.05
@@ -138,14 +138,12 @@ def test_plan_as_json_and_csv(capsys: pytest.CaptureFixture[str], monkeypatch: p
         "--pp",
         "1",
     ]
-    assert main([*job, "--micro-batch", "1", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed_by(capsys, *job, "--micro-batch", "1", "--json"))
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
     first, *seconds = (row["step_time_s"] for row in rows)
     assert seconds == sorted(seconds)
     assert first <= (1 + MODEL_ERROR) * min(first, *seconds)  # it surely fits
-    assert main([*job, "--micro-batch", "1", "--csv"]) == 0
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    lines = list(csv.DictReader(io.StringIO(printed_by(capsys, *job, "--micro-batch", "1", "--csv"))))
     assert [float(line["step_time_s"]) for line in lines] == [row["step_time_s"] for row in rows]
     assert {line["provenance"] for line in lines} == {"predicted"}
 
@@ -190,8 +188,7 @@ def test_a_level_that_is_nowhere_is_refused_with_the_mend(inner: tuple[str, ...]
 def test_several_schemes_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = ["predict", "--model", "llama-7b", "--gpus", "8", "--root", str(ROOT)]
     cluster = ["--cluster", machine_file(tmp_path, "pair", "board")]
-    assert main([*job, *cluster, "--scheme", "zero3", "zeropp", "hier3"]) == 0
-    known, *lines = capsys.readouterr().out.splitlines()
+    known, *lines = printed_by(capsys, *job, *cluster, "--scheme", "zero3", "zeropp", "hier3").splitlines()
     assert known.startswith("lower bound, no evidence on this machine")
     assert lines[0].startswith("predicted on pair-board, stack ours, 80 GiB a rank")
     assert [line.split()[1] for line in lines[2:6]] == ["scheme", "zero3", "zeropp", "hier3"]
@@ -215,8 +212,7 @@ def test_what_cannot_be_written_is_refused_before(
     root.mkdir()
     job = ["plan", "--cluster", "frontier", "--model", "gpt-1m", "--gpus", "8", "--tp", "1", "--pp", "1"]
     limits = ["--micro-batch", "1", "--recompute", "full", "--global-batch", "8", "--root", str(root)]
-    assert main([*job, *limits, "--write", "found", *given_]) == 2
-    assert words in capsys.readouterr().err
+    assert words in printed_by(capsys, *job, *limits, "--write", "found", *given_, code=2)
     assert not list(root.iterdir())
 
 
@@ -246,9 +242,8 @@ def test_the_micro_batches_of_any_batch_are_found() -> None:
 
 def test_the_search_counts_beyond_64_bits() -> None:
     """2^20 sequences of a model of a trillion parameters, as `predict` counts them."""
-    config = Config(ROOT)
-    machine, stack = setting(config, "frontier", None)
-    model, scheme = config.model("gpt-1t"), config.scheme("zero3").on(list(machine.sizes))
+    machine, stack = setting(CONFIG, "frontier", None)
+    model, scheme = CONFIG.model("gpt-1t"), CONFIG.scheme("zero3").on(list(machine.sizes))
     one = Workload(machine, stack, model, scheme, 64, 2**20, 2048, 1, recompute="full")
     several = replace(one, micro_batch=np.array([2**20], dtype=float), accumulation=np.array([1.0]))
     assert step_time(several).total == pytest.approx(step_time(one).total, rel=1e-12)

@@ -5,14 +5,12 @@ import math
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.cost.bytes import sent_bytes
+from lowband.cost.numbers import GIB
 from lowband.predict.experts import experts_sent
-from lowband.predict.footprint import GIB
 from lowband.predict.place import alike
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import KNOBS
@@ -21,15 +19,15 @@ from lowband.predict.search.placements import schemes
 from lowband.predict.search.plan import plan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.machine import Device, Level, Link, Machine
 from lowband.spec.mesh import WORLD
 from lowband.spec.model import ModelSpec
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
 from lowband.spec.step import Route
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
-CONFIG = Config(Path(__file__).parents[2])
 RANKS, EXPERTS, TOP_K, WIDTH = 8, 16, 2, 128
 MODEL = ModelSpec(
     name="small", layers=4, hidden=256, heads=4, vocab=256, seq_len=2**16, positions="rotary", gated=True,
@@ -176,9 +174,7 @@ JOB = ["--cluster", "frontier", "--model", "mixtral-8x7b", "--gpus", "64", "--ro
 
 
 def said(capsys: pytest.CaptureFixture[str], verb: str, *words: str, fails: bool = False) -> str:
-    assert main([verb, *JOB, *words]) == 2 * fails
-    out, err = capsys.readouterr()
-    return err if fails else out
+    return printed_by(capsys, verb, *JOB, *words, code=2 * fails)
 
 
 def test_predict_names_ways_to_experts(capsys: pytest.CaptureFixture[str]) -> None:

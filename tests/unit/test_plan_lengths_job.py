@@ -8,17 +8,17 @@ import pytest
 from machines import fact, machine
 
 from lowband.__main__ import main
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.lengths import plan_lengths
 from lowband.predict.search.lengths_cost import OF_A_SEQUENCE, Job, read_lengths
 from lowband.predict.time import step_time
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 MACHINE, STACK = setting(CONFIG, "dgx-a100-40gb", "ours")
 MODEL = CONFIG.model("llama-3-8b").model_copy(update={"seq_len": 131072})
 

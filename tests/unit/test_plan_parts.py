@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.cost.bytes import stage_numels
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.request import setting
 from lowband.predict.room import surely
@@ -34,8 +33,9 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.offload import Offload
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
-CONFIG = Config(Path(__file__).parents[2])
 SOURCE, STACK = setting(CONFIG, "frontier", "ours")
 OURS = [row for row in SOFTWARE if row.name == "lowband"]
 
@@ -250,32 +250,16 @@ LATE = ["--tiers", "optim@host", "--tier-late"]
         ),
         (["--tiers", "optim@disk", "--tier-late"], "late: states on a disk"),
         ([*LATE, "--pp", "2"], "offload in stages of a pipeline"),
+        (["--tiers", "optim@host", "optim@disk"], "--tiers: optim in two tiers: host and disk"),
+        (["--tiers", "optim@host", "--tier-stride", "9" * 25], "argument --tier-stride: '999"),
+        (["--tiers", "optim@host", "--tier-stride", "-1"], "argument --tier-stride: '-1' (allowed: "),
     ],
 )
 @pytest.mark.parametrize("verb", [["predict", "--scheme", "zero3"], ["plan"]], ids=lambda verb: verb[0])
-def test_what_cannot_be_late_is_refused(
-    verb: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([verb[0], *JOB, *verb[1:], *words]) == 2
-    refused = capsys.readouterr().err
-    assert says in refused and refused.count("\n") == 1
-
-
-@pytest.mark.parametrize("verb", [["predict", "--scheme", "zero3"], ["plan"]], ids=lambda verb: verb[0])
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (["optim@host", "optim@disk"], "--tiers: optim in two tiers: host and disk"),
-        (["optim@host", "--tier-stride", "9" * 25], "argument --tier-stride: '999"),  # no file could say it
-        (["optim@host", "--tier-stride", "-1"], "argument --tier-stride: '-1' (allowed: "),
-    ],
-)
 def test_what_no_scheme_can_say_is_refused(
     verb: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb[0], *JOB, *verb[1:], "--tiers", *words]) == 2
-    refused = capsys.readouterr().err
-    assert says in refused and refused.count("\n") == 1
+    assert says in printed_by(capsys, verb[0], *JOB, *verb[1:], *words, code=2)
 
 
 def test_late_from_the_command_line_is_as_in_a_scheme() -> None:
@@ -292,8 +276,7 @@ def test_late_from_the_command_line_is_as_in_a_scheme() -> None:
 
 def test_a_late_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--tp", "1", "--micro-batch", "1", "--recompute", "full", "--exact", "--json", "--seq", "1024"]
-    assert main(["plan", *JOB, *LATE, *few]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed_by(capsys, "plan", *JOB, *LATE, *few))
     assert all(row["tiers"] == "optim@host" and row["tier_late"] is True for row in rows)
     with pytest.raises(UserError, match="late"):
         Beyond("disk", offload=Offload(late=True))

@@ -6,11 +6,10 @@ that is possible is tried. `published` is seconds of a step, from the rate that 
 
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.room import MEMORY_ERROR
@@ -20,10 +19,8 @@ from lowband.predict.search.plan import plan
 from lowband.predict.search.software import of_stack, runners
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def gpt(layers: int, hidden: int, heads: int) -> ModelSpec:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate, Plan, knobs_of
@@ -31,8 +31,8 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.sourced import Fact
 from lowband.spec.step import Schedule
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SOURCE, STACK = setting(CONFIG, "frontier", "ours")
 MODEL = ModelSpec(name="small", layers=12, hidden=64, heads=4, vocab=512, seq_len=64, source="none")
 RANKS, BATCH = 4, 16

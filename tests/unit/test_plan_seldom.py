@@ -1,7 +1,5 @@
 """`lowband plan --outer-gbps`: the bound, the rule of choice, and how the wait depends on period and rate."""
 
-from pathlib import Path
-
 import pytest
 
 from lowband.__main__ import main
@@ -10,10 +8,9 @@ from lowband.predict.request import setting
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.search.plan_seldom import WIRES, Choice, chosen, plan, possible, with_outer_rate
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.mesh import WORLD
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 RANKS, NODE = 32, 8
 
 

@@ -19,11 +19,10 @@ from lowband.predict.search.software import SOFTWARE, of_stack, runners
 from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 LLAMA = CONFIG.model("llama-3-70b")
 
 
@@ -165,13 +164,10 @@ def test_the_command_writes_them(
     monkeypatch.chdir(tmp_path)
     of = ["plan", "--cluster", "dgx-h100", "--stack", "megatron-lm", "--model", "llama-3-8b", "--gpus", "16"]
     of += ["--micro-batch", "1", "--seq", "2048", "--write", "found", "--software"]
-    assert main([*of, "megatron-lm"]) == 0
-    assert "runs in megatron-lm" in capsys.readouterr().out
+    assert "runs in megatron-lm" in printed_by(capsys, *of, "megatron-lm")
     assert arguments((tmp_path / "found.args").read_text())["micro-batch-size"].strip() == "1"
-    assert main([*of, "megatron-lm"]) == 2
-    assert "is taken" in capsys.readouterr().err
-    assert main([*of, "llm-foundry"]) == 2
-    assert "no options of its to write" in capsys.readouterr().err
+    assert "is taken" in printed_by(capsys, *of, "megatron-lm", code=2)
+    assert "no options of its to write" in printed_by(capsys, *of, "llm-foundry", code=2)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +199,6 @@ def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None
     assert grouped.communication_s["replica_reduce"] > 0
     job = ["plan", "--cluster", "dgx-h100", "--model", "llama-3-8b", "--gpus", "128", "--micro-batch", "1"]
     job += ["--seq", "2048", "--tp", "1", "--pp", "1", "--root", str(ROOT), "--groups"]
-    assert main([*job, "32"]) == 0
-    assert "weights group, grads group, optim group" in capsys.readouterr().out
+    assert "weights group, grads group, optim group" in printed_by(capsys, *job, "32")
     assert main([*job, "12"]) == 2
     assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err

@@ -30,20 +30,18 @@ from lowband.spec.mesh import SELF, WORLD, Joined, Levels
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS, Stack
 from lowband.spec.tiers import TIERS
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-FRONTIER = Config(ROOT).machine("frontier")
-SCHEMES = sorted(
-    name for name in Config(ROOT).schemes if Config(ROOT).scheme(name).machine_levels <= set(FRONTIER.sizes)
-)
-ZERO = Config(ROOT).stack_on("deepspeed-zero", "frontier")
+FRONTIER = CONFIG.machine("frontier")
+SCHEMES = sorted(name for name in CONFIG.schemes if CONFIG.scheme(name).machine_levels <= set(FRONTIER.sizes))
+ZERO = CONFIG.stack_on("deepspeed-zero", "frontier")
 
 
 def job(
     scheme: str = "hier3", machine: Machine = FRONTIER, stack: Stack = ZERO, **changes: object
 ) -> Workload:
     given_ = {"ranks": 64, "micro_batch": 1, "seq_len": 2048, "accumulation": 4, **changes}
-    model, placed = Config(ROOT).model("gpt-20b"), Config(ROOT).scheme(scheme)
+    model, placed = CONFIG.model("gpt-20b"), CONFIG.scheme(scheme)
     return Workload(machine, stack, model, placed, **given_)  # type: ignore[arg-type]
 
 
@@ -74,10 +72,10 @@ def test_transfers_add_up_to_the_bytes_sent(scheme: str) -> None:
 def test_units_in_one_bucket_share_the_fixed_time_of_a_reduction_by_hand() -> None:
     """5M parameters in 7 units under ddp share one bucket: one all-reduce, there and back over 3 levels."""
     fixed = OURS.model_copy(update={"collective_us": Fact(value=1e6, source="test")})
-    small = replace(job("ddp", stack=fixed), model=Config(ROOT).model("gpt-5m"), seq_len=128)
+    small = replace(job("ddp", stack=fixed), model=CONFIG.model("gpt-5m"), seq_len=128)
     assert step_time(small).lane["replica_reduce"] == pytest.approx(2 * 3 * 1.0, rel=0.01)
     large = step_time(job("ddp", stack=fixed)).lane["replica_reduce"]
-    assert large == pytest.approx(2 * 3 * (1 + Config(ROOT).model("gpt-20b").layers), rel=0.1)
+    assert large == pytest.approx(2 * 3 * (1 + CONFIG.model("gpt-20b").layers), rel=0.1)
 
 
 def test_replicas_that_meet_seldom_by_hand() -> None:
@@ -114,7 +112,7 @@ def test_exchanges_that_arrive_late_by_hand() -> None:
 
     def step(stack: str, link: float, **sync_of: int) -> StepTime:
         scheme = one.scheme.model_copy(update={"sync": sync.model_copy(update=sync_of)})
-        placed = Config(ROOT).stack_on(stack, "frontier")
+        placed = CONFIG.stack_on(stack, "frontier")
         return step_time(replace(one, scheme=scheme, stack=placed, faster={"world": link}))
 
     def waits(stack: str, link: float, **sync_of: int) -> float:
@@ -142,7 +140,7 @@ def test_time_items_add_up(scheme: str, stages: int) -> None:
 
 def test_a_runs_order_decides_how_often_its_units_are_gathered() -> None:
     """Breadth-first, four micro-batches send what one sends, and hide more of it than depth-first."""
-    [spec, *_] = Config(ROOT).runs(["frontier"])
+    [spec, *_] = CONFIG.runs(["frontier"])
     runs = [spec.model_copy(update={"accumulation": n, "order": o}) for n, o in ((1, "depth"), (4, "depth"))]
     one, depth = (workload_of(run) for run in runs)
     breadth = workload_of(spec.model_copy(update={"accumulation": 4, "order": "breadth"}))
@@ -168,7 +166,7 @@ def test_a_flat_all_reduce_takes_its_rings_steps_twice() -> None:
     """A ring reduces in one round and gathers in another."""
     network = Network(FRONTIER, ZERO, own="flat")
     levels = Levels.fit({"package": 2, "node": 8}, 16)
-    parts = transfers(10**6 * 16, False, Config(ROOT).scheme("ddp"), levels, "fp32", "fp32")
+    parts = transfers(10**6 * 16, False, CONFIG.scheme("ddp"), levels, "fp32", "fp32")
     assert {part.collective.kind for part in parts} == {"all_reduce"}
     hops = levels.hops(SELF, WORLD)
     sent = sum(part.sent_bytes for part in parts)
@@ -191,7 +189,7 @@ def test_an_all_reduce_hop_by_hop() -> None:
 def test_the_runs_own_collectives_decide(box: bool) -> None:
     """Frontier and its box name a stack with flat rings: it does not matter for a run of our engine."""
     suite = "links" if box else "frontier"
-    spec = next(s for s in Config(ROOT).runs([suite]) if s.engine == "lowband" and s.scheme.name == "zero3")
+    spec = next(s for s in CONFIG.runs([suite]) if s.engine == "lowband" and s.scheme.name == "zero3")
     spec = spec.model_copy(update={"overlap": False})
     time, memory = {}, {}
     for pattern in ("hops", "flat", "joined"):
@@ -274,7 +272,7 @@ def test_pipeline_bubble_by_hand() -> None:
 @pytest.mark.parametrize("pipelines", [[1], pytest.param([1, 2], marks=pytest.mark.wide)])
 def test_the_planner_equals_brute_force(pipelines: list[int]) -> None:
     """Over all schemes. In stages with few of them: test_plan_axes.py."""
-    model = Config(ROOT).model("gpt-1m")
+    model = CONFIG.model("gpt-1m")
     axes = axes_to_try(FRONTIER, model, [1, 2], pipelines)
     found = plan(FRONTIER, ZERO, model, 16, 128, 64, axes, [1, 4], within=np.inf)
     brute = []
@@ -300,7 +298,7 @@ def test_the_planner_equals_brute_force(pipelines: list[int]) -> None:
 
 @pytest.mark.parametrize("stack", [OURS, ZERO], ids=lambda stack: stack.name)
 def test_each_row_of_a_plan_is_what_is_predicted_in_its_order(stack: Stack) -> None:
-    model = Config(ROOT).model("gpt-1m")
+    model = CONFIG.model("gpt-1m")
     found = plan(FRONTIER, stack, model, 16, 128, 64, [Ways()], recompute=["full"], within=np.inf)
     orders = set()
     for one in found.ranked:
@@ -326,16 +324,16 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         file = tmp_path / "machine.yaml"
         file.write_text(text.replace(good, bad, 1))
         with pytest.raises(UserError, match=words):
-            Config(ROOT).given_machine(str(file))
+            CONFIG.given_machine(str(file))
     with pytest.raises(UserError, match=r"GiB short per rank \(optim"):
-        plan(FRONTIER, ZERO, Config(ROOT).model("gpt-1t"), 16, 2048, 64, [Ways()])
+        plan(FRONTIER, ZERO, CONFIG.model("gpt-1t"), 16, 2048, 64, [Ways()])
     with pytest.raises(UserError, match="no multiple of tensor 3"):
         job(axes=Ways(tensor=3))
 
 
 def test_one_json_object() -> None:
     [record] = Grid(
-        Config(ROOT), "frontier", ["gpt-20b"], ["hier3"], [384], [1], [4], [2048], ["full"]
+        CONFIG, "frontier", ["gpt-20b"], ["hier3"], [384], [1], [4], [2048], ["full"]
     ).records()  # fmt: skip
     assert {"step_time_s", "tflops_per_gpu", "hfu_tflops_per_gpu", "tokens_per_s_per_gpu", "fits"} <= set(
         record
@@ -345,7 +343,7 @@ def test_one_json_object() -> None:
 
 
 def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
-    spec = next(spec for spec in Config(ROOT).runs(["box"]) if spec.scheme.name == "hier3")
+    spec = next(spec for spec in CONFIG.runs(["box"]) if spec.scheme.name == "hier3")
     levels = [
         level.model_copy(update={"link": level.link.model_copy(update={"gigabytes_per_s": 1e12})})
         for level in spec.machine.levels
@@ -358,11 +356,11 @@ def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
     # On the real links it takes longer, without overlap longer still; a machine has no such prediction.
     serial = spec.model_copy(update={"overlap": False})
     assert box_step_s(fast) < box_step_s(spec) < box_step_s(serial)
-    assert box_step_s(next(iter(Config(ROOT).runs(["smoke"])))) is None
+    assert box_step_s(next(iter(CONFIG.runs(["smoke"])))) is None
 
 
 def test_a_sequence_is_at_most_the_models() -> None:
-    model = Config(ROOT).model("gpt-20b")
+    model = CONFIG.model("gpt-20b")
     assert [sequence(model, given) for given in (None, 1, model.seq_len)] == [model.seq_len, 1, model.seq_len]
     with pytest.raises(UserError, match="seq 2049 is longer than the longest of 'gpt-20b'"):
         sequence(model, model.seq_len + 1)
@@ -370,7 +368,7 @@ def test_a_sequence_is_at_most_the_models() -> None:
 
 def test_the_runs_own_tensor_ranks_divide_the_tokens_where_it_says_so() -> None:
     """Then each of them holds its part of what lies between the products."""
-    run = Config(ROOT).runs(["frontier"])[0].model_copy(update={"tensor": 2})
+    run = CONFIG.runs(["frontier"])[0].model_copy(update={"tensor": 2})
     one, divided = (workload_of(run.model_copy(update={"sequence_parallel": sp})) for sp in (False, True))
     assert one.axes.outside == 1
     assert divided.axes.outside == 2

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.__main__ import main
+from tests.checkout import ROOT
+from tests.printed import printed_by
 
 MACHINE = """description: made up
 device: {name: a GPU, memory_gib: 80, peak_tflops: {PEAK}, source: made up}
@@ -26,8 +27,7 @@ def machine(folder: Path, peak: str = "bf16: 300", size: int = 8) -> str:
 def refused(capsys: pytest.CaptureFixture[str], verb: str, *more: str) -> str:
     """The one line of a command that is refused, without the program's name."""
     scheme = ["--scheme", "zero3"] if verb == "predict" else []
-    assert main([verb, "--model", "gpt-20b", *scheme, "--root", str(ROOT), *more]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = printed_by(capsys, verb, "--model", "gpt-20b", *scheme, "--root", str(ROOT), *more, code=2)
     return line.removeprefix("lowband: ")
 
 
@@ -82,8 +82,7 @@ def test_a_plan_skips_degrees_that_do_not_fill_nodes(
         "1",
         "--json",
     ]
-    assert main([*asked, *small]) == 0
-    assert {row["tp"] for row in json.loads(capsys.readouterr().out)} <= {1, 2}
+    assert {row["tp"] for row in json.loads(printed_by(capsys, *asked, *small))} <= {1, 2}
     assert "machine 'mine': tensor 4 does not divide level 'node' of 6" in refused(
         capsys, "plan", "--cluster", machine(tmp_path, size=6), "--gpus", "12", "--tp", "4", "--pp", "1"
     )
@@ -125,28 +124,23 @@ ASKED = ["predict", "--cluster", "frontier", "--scheme", "zero3", "--root", str(
 def test_options_are_columns_by_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
     options = {"tp": 2, "pp": 2, "interleave": 11, "schedule": "breadth-first"}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    assert main([*ASKED, "--model", "gpt-20b", *words, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = json.loads(printed_by(capsys, *ASKED, "--model", "gpt-20b", *words, "--json"))
     assert {name: row[name] for name in options} == options
     assert row["dp"] == 2
 
 
 def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
     """And ends with exit code 1; in a grid, if no point fits."""
-    assert main([*ASKED, "--model", "gpt-1t"]) == 1
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, second, *_ = printed_by(capsys, *ASKED, "--model", "gpt-1t", code=1).splitlines()
     assert first.startswith("does not fit: ")
     assert "short of the 64 GiB of a rank" in first
     assert second.startswith("predicted: gpt-1t under zero3 on 8 ranks of frontier")
-    assert main([*ASKED, "--model", "gpt-1t", "--json"]) == 1
-    row = json.loads(capsys.readouterr().out)
+    row = json.loads(printed_by(capsys, *ASKED, "--model", "gpt-1t", "--json", code=1))
     assert not row["fits"]
     assert f"does not fit: {row['short_by_bytes'] / 2**30:.3g} GiB" in first
-    assert main([*ASKED, "--model", "gpt-1m", "gpt-1t"]) == 0
-    title, *_ = capsys.readouterr().out.splitlines()
+    title, *_ = printed_by(capsys, *ASKED, "--model", "gpt-1m", "gpt-1t").splitlines()
     assert title.endswith("64 GiB a rank; 1 of 2 do not fit")
-    assert main([*ASKED, "--model", "gpt-1m"]) == 0
-    assert capsys.readouterr().out.startswith("predicted: ")
+    assert printed_by(capsys, *ASKED, "--model", "gpt-1m").startswith("predicted: ")
 
 
 def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,10 +157,8 @@ def test_a_strict_plan_ends_with_1_if_nothing_fits(
     lengths.write_text("1024\n")
     how = [*how, str(lengths)] if how == ["--lengths"] else how
     plan = ["plan", "--cluster", "frontier", "--root", str(ROOT), "--gpus", "16", *how, "--model"]
-    assert main([*plan, "gpt-1t"]) == 2
-    line = capsys.readouterr().err
+    line = printed_by(capsys, *plan, "gpt-1t", code=2)
     assert main([*plan, "gpt-1t", "--strict"]) == 1
-    assert capsys.readouterr() == ("", line)
+    assert capsys.readouterr() == ("", f"{line}\n")
     assert " fit" in line
-    assert main([*plan, "no-such-model", "--strict"]) == 2
-    assert "no-such-model" in capsys.readouterr().err
+    assert "no-such-model" in printed_by(capsys, *plan, "no-such-model", "--strict", code=2)

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from machines import SIZES, machine
 
-from lowband.__main__ import main
 from lowband.cost.collectives import Network
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.contents import step_bytes
@@ -28,14 +27,14 @@ from lowband.predict.search.rehearsal import rehearse
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
-CONFIG = Config(Path(__file__).parents[2])
 GPT = ModelSpec(name="small", layers=4, hidden=64, heads=8, vocab=128, seq_len=4096, source="none")
 GROUPED = GPT.model_copy(update={"kv_heads": 2})
 RUN = CONFIG.runs(["context"])[0]
@@ -379,9 +378,7 @@ FRONTIER = ["--cluster", "frontier", "--model", "gpt-10b", "--scheme", "hier3", 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, fails: bool = False) -> str:
     """What `lowband predict` prints of the 10B model on 64 GCDs."""
-    assert main(["predict", *FRONTIER, "--root", str(CONFIG.root), *words]) == 2 * fails
-    out, err = capsys.readouterr()
-    return err if fails else out
+    return printed_by(capsys, "predict", *FRONTIER, "--root", str(CONFIG.root), *words, code=2 * fails)
 
 
 def test_the_command_names_bytes_by_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +25,11 @@ from lowband.predict.prediction import predict
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 MODEL = ModelSpec(
     name="small", layers=4, hidden=64, heads=8, vocab=128, seq_len=4096, experts=8, top_k=2, expert_hidden=96,
     shared_experts=1, source="none",

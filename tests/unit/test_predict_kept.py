@@ -2,16 +2,15 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lowband.__main__ import main
 from lowband.cost.activations import kept_bytes_per_token, to_host_bytes
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Rates
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.plan import plan
@@ -20,10 +19,10 @@ from lowband.predict.show.point_text import text
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.machine import Machine
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
-CONFIG = Config(Path(__file__).parents[2])
 MODEL = CONFIG.model("gpt-10b")
 TOKENS, RANKS = 2048, 4
 
@@ -172,6 +171,4 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_that_cannot_is_refused_in_one_line(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *JOB, *words]) == 2
-    refused = capsys.readouterr().err
-    assert says in refused and refused.count("\n") == 1
+    assert says in printed_by(capsys, "plan", *JOB, *words, code=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from machines import fact, machine
-from test_predict_context import CONFIG, GPT, check_bytes, job, run
+from test_predict_context import GPT, check_bytes, job, run
 
 from lowband.__main__ import main
 from lowband.cost.collectives import Network
@@ -24,6 +24,8 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 LINEAR = GPT.model_copy(update={"attention": "linear"})
 HYBRID = GPT.model_copy(update={"attention": "linear", "softmax_every": 2})
@@ -217,25 +219,21 @@ def test_commands_know_the_ways_of_states(capsys: pytest.CaptureFixture[str], tm
     linear = [*asked, "--model", _file(tmp_path, LINEAR)]
     one = ["predict", *linear, "--scheme", "zero3", "--cp", "8"]
 
-    def said(*words: str) -> str:
-        assert main([*words]) == 0
-        return capsys.readouterr().out
-
-    assert "cp 8, state by scan, contiguous" in said(*one)
-    assert "cp 8, state by pass, contiguous" in said(*one, "--states", "pass")
-    rows = json.loads(said(*one, "--ways", "all", "--json"))
+    assert "cp 8, state by scan, contiguous" in printed_by(capsys, *one)
+    assert "cp 8, state by pass, contiguous" in printed_by(capsys, *one, "--states", "pass")
+    rows = json.loads(printed_by(capsys, *one, "--ways", "all", "--json"))
     assert {row["context"]["ways"] for row in rows} == {f"state by {states}" for states in STATES}
     best = min(rows, key=lambda row: row["step_time_s"])["context"]["ways"]
-    assert f"{best}  " in said(*one, "--ways", "all").split("best way")[1]
+    assert f"{best}  " in printed_by(capsys, *one, "--ways", "all").split("best way")[1]
     few = ["--cp", "8", "--tp", "1", "--pp", "1", "--exact", "--micro-batch", "1", "--recompute", "none"]
-    found = json.loads(said("plan", *linear, *few, "--json"))
+    found = json.loads(printed_by(capsys, "plan", *linear, *few, "--json"))
     assert found[0]["ways"] == "state"
     assert found[0]["states"] in STATES
-    text = said("plan", *linear, *few)
+    text = printed_by(capsys, "plan", *linear, *few)
     assert "states " in text
     assert "with zigzag, which linear layers cannot have" in text
     both = ["predict", *asked, "--model", _file(tmp_path, HYBRID), "--scheme", "zero3", "--cp", "8"]
-    assert "cp 8, ring, state by scan, contiguous" in said(*both)
+    assert "cp 8, ring, state by scan, contiguous" in printed_by(capsys, *both)
 
 
 def test_a_plan_of_lengths_knows_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """Adapters of low rank, predicted: states and time by hand, what is said of them, and what is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.cost.lora import MATRICES, Lora
 from lowband.predict.footprint import memory_items
 from lowband.predict.prediction import predict
@@ -14,11 +12,10 @@ from lowband.predict.request import setting
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 from tests.refused import refusal
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 ALL = Lora(16, MATRICES)
 MODEL = CONFIG.model("llama-3-8b")
 WHOLE = Workload(
@@ -114,10 +111,8 @@ def test_the_commands_say_it(capsys: pytest.CaptureFixture[str]) -> None:
         str(ROOT),
     ]
     said = "adapters of rank 16 on q v: 6,815,744 parameters, all else is frozen"
-    assert main(["predict", *asked, "--scheme", "zero3", "--lora-rank", "16"]) == 0
-    assert said in capsys.readouterr().out
-    assert main(["plan", *asked, "--micro-batch", "1", "--lora-rank", "16"]) == 0
-    out = capsys.readouterr().out
+    assert said in printed_by(capsys, "predict", *asked, "--scheme", "zero3", "--lora-rank", "16")
+    out = printed_by(capsys, "plan", *asked, "--micro-batch", "1", "--lora-rank", "16")
     assert said in out
     assert "megatron-lm" not in out
     for wrong, words in (
@@ -125,5 +120,4 @@ def test_the_commands_say_it(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lora-rank", "4", "--write", "mine"], "--lora-rank is without --write"),
         (["--lora-rank", "4", "--tp", "2"], "adapters with ranks along tensor"),
     ):
-        assert main(["plan", *asked, *wrong]) == 2
-        assert words in capsys.readouterr().err
+        assert words in printed_by(capsys, "plan", *asked, *wrong, code=2)

@@ -1,7 +1,6 @@
 """What the predictor says of a pipeline's ranks: as their lists, and as the closed forms of counted runs."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +16,18 @@ from lowband.predict.stage_messages import exchange_s
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.spec.schedules import Name, lists
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS
 from lowband.spec.stages import visits
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
 MODEL = ModelSpec(
     name="small", layers=8, hidden=32, heads=4, vocab=256, seq_len=64, tied_head=False, source="none"
 )
-RUN = Config(ROOT).runs(["pipeline"])[0]
+RUN = CONFIG.runs(["pipeline"])[0]
 EVERY: list[tuple[Name, int]] = [
     ("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1),
     ("breadth", 2), ("breadth", 4), ("interleaved", 2), ("interleaved", 4), ("zb-v", 2), ("dualpipe-v", 2),
@@ -39,7 +37,7 @@ SPLIT = [(name, chunks) for name, chunks in EVERY if name in ("zb-h1", "zb-h2", 
 
 def run(**changes: Any) -> RunSpec:
     given = {"model": MODEL, "ranks": 4, "pipeline": 2, "accumulation": 4, "micro_batch": 1, "seq_len": 32}
-    changes["scheme"] = Config(ROOT).scheme(changes.get("scheme", "zero3")).model_dump()
+    changes["scheme"] = CONFIG.scheme(changes.get("scheme", "zero3")).model_dump()
     return RunSpec.parse({**RUN.model_dump(), "model": MODEL.model_dump(), **given, **changes}, "test")
 
 
@@ -105,7 +103,7 @@ def test_what_is_recomputed_stays_until_the_weight_part(name: Name, chunks: int,
 @pytest.mark.parametrize(("name", "chunks"), SPLIT)
 def test_the_input_part_computes_the_forward_again(name: Name, chunks: int) -> None:
     spread = {"speed_spread": None}
-    machine = Config(ROOT).machine("frontier")
+    machine = CONFIG.machine("frontier")
     machine = machine.model_copy(update={"device": machine.device.model_copy(update=spread)})
     job = Workload(
         machine, OURS, MODEL, Scheme(name="ddp", weights="self", grads="self", optim="self"), 4, 1, 32, 6,
@@ -126,7 +124,7 @@ def test_the_input_part_computes_the_forward_again(name: Name, chunks: int) -> N
 
 def test_breadth_first_holds_every_micro_batch_of_uneven_stages() -> None:
     """However many there are: beyond four a rank, from which on other schedules hold no more."""
-    machine, axes = Config(ROOT).machine("dgx-h100"), Ways.of_options(1, 2, 2, "breadth-first", (2, 2, 3, 1))
-    of = machine, OURS, MODEL, Config(ROOT).scheme("ddp"), 2, 1, 64
+    machine, axes = CONFIG.machine("dgx-h100"), Ways.of_options(1, 2, 2, "breadth-first", (2, 2, 3, 1))
+    of = machine, OURS, MODEL, CONFIG.scheme("ddp"), 2, 1, 64
     held = [memory_items(Workload(*of, many, "none", axes=axes))["activations"] for many in (8, 9, 16, 32)]
     assert [one / held[0] for one in held] == pytest.approx([1, 9 / 8, 2, 4])

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_predict_stages import MODEL, ROOT, run
+from test_predict_stages import MODEL, run
 
-from lowband.__main__ import main
 from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.stages import parts
@@ -19,16 +18,17 @@ from lowband.predict.search.plan import plan
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import InStages, Ways
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.spec.schedules import Name, lists
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS
 from lowband.spec.step import Schedule
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
 SEVEN = MODEL.model_copy(update={"layers": 7})
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
-FRONTIER = Config(ROOT).machine("frontier")
+FRONTIER = CONFIG.machine("frontier")
 ALIKE = FRONTIER.model_copy(update={"device": FRONTIER.device.model_copy(update={"speed_spread": None})})
 SPLITS: list[tuple[Schedule, Name, int, tuple[int, ...]]] = [  # of seven blocks over two ranks
     ("1f1b", "1f1b", 1, (3, 4)),
@@ -109,8 +109,7 @@ def test_a_stage_without_blocks_is_refused_in_a_line(
 ) -> None:
     """Megatron-LM can have its embedding or its head alone in a stage."""
     asked = ["predict", "--cluster", "frontier", "--model", "gpt-22b", "--scheme", "zero1", "--gpus", "8"]
-    assert main([*asked, "--pp", "4", "--layers", *layers]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = printed_by(capsys, *asked, "--pp", "4", "--layers", *layers, code=2)
     assert line.endswith("'0': a stage of embeddings or head alone (allowed: 1 or more blocks each)")
 
 
@@ -201,7 +200,7 @@ def test_a_grid_is_its_points() -> None:
 
 def test_a_head_as_long_as_blocks_asks_for_fewer_beside_it() -> None:
     """This one has as many products as 2.4 of its model's blocks."""
-    model = Config(ROOT).model("llama-3-8b")
+    model = CONFIG.model("llama-3-8b")
     even = Workload(ALIKE, OURS, model, DDP, 8, 1, 8192, 64, axes=Ways(pipeline=8))
     less, more = (5, 5, 5, 4, 4, 4, 3, 2), (2, 3, 4, 4, 4, 5, 5, 5)
     of_less, of_more = (
@@ -211,7 +210,7 @@ def test_a_head_as_long_as_blocks_asks_for_fewer_beside_it() -> None:
 
 
 def test_a_plan_has_the_stages_that_are_given() -> None:
-    machine = Config(ROOT).machine("frontier")
+    machine = CONFIG.machine("frontier")
     axes = axes_to_try(machine, SEVEN, [1], None, (3, 1, 2, 1))
     found = plan(machine, OURS, SEVEN, 4, 32, 8, axes, recompute=["full"], exact=True, within=np.inf)
     stages = {(c.job.axes.pipeline, c.job.axes.chunks, c.job.axes.layers) for c in found.ranked}

@@ -6,10 +6,10 @@ from lowband.preflight import verdicts
 from lowband.preflight.facts import RankFacts
 from lowband.preflight.links import LevelRate, PairRate
 from lowband.preflight.probes import FILE_BYTES, Clock, Files
-from lowband.spec.config import Config
 from lowband.spec.machine import Storage
 from lowband.spec.mesh import Levels
 from lowband.spec.sourced import Fact
+from tests.checkout import CONFIG
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "lowband's source": "abc"}
@@ -127,4 +127,4 @@ def test_what_is_wrong_stands_first() -> None:
 
 
 def test_frontier_states_all_of_its_rates() -> None:
-    assert Config().machine("frontier").storage is not None
+    assert CONFIG.machine("frontier").storage is not None

@@ -1,21 +1,18 @@
 """The time of a product on a GPU: FLOPs at one share of the peak and a fixed time, as measured on two."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import least_squares
 
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, REFERENCE
 
-ROOT = Path(__file__).parents[2]
 DEVICES = ["h100", "h200"]
 PEAK, UNITS = 989e12, 132  # of either: FLOP/s in bf16, multiprocessors
 
 
 def _products(device: str = "h100") -> pd.DataFrame:
-    kernels = pd.read_csv(ROOT / "results" / "reference" / device / "kernels.csv")
+    kernels = pd.read_csv(REFERENCE / device / "kernels.csv")
     return kernels[(kernels["part"] == "products") & (kernels["outcome"] == "ok")]
 
 
@@ -35,7 +32,7 @@ def test_the_fixed_time_of_a_kernel() -> None:
     assert max(error for error, _ in found) < 0.04
     fixed_us = sum(us for _, us in found) / len(found)
     for name in ("dgx-h100", "dgx-a100", "dgx2", "selene-2021"):
-        fact = Config(ROOT).machine(name).device.kernel_us
+        fact = CONFIG.machine(name).device.kernel_us
         assert fact is not None
         assert fact.value == pytest.approx(fixed_us, abs=0.05)
 

@@ -1,7 +1,6 @@
 """Products in 8 bits, some layers recomputed, and the first line of what stands on no known run."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from lowband.predict.request import Grid, job_of, setting
 from lowband.predict.show.point_text import text
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def job(

@@ -11,8 +11,9 @@ from lowband.bench import products as bench
 from lowband.cost.products import ONE, Tile, packed_s, roofline_s, tiled_flops
 from lowband.errors import UserError
 from lowband.evidence.validation.products import METHODS, compare, errors
+from tests.checkout import REFERENCE
 
-SHIPPED = Path(__file__).parents[2] / "results" / "reference" / "products" / "products.csv"
+SHIPPED = REFERENCE / "products" / "products.csv"
 SIDE = st.integers(1, 300)
 
 

@@ -6,27 +6,25 @@ import sys
 
 import pandas as pd
 import pytest
-from report_runs import ROOT
 from texts import Text
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.figures import own_figures
 from lowband.evidence.tables.derived import peers
-from lowband.predict.footprint import GIB
 from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
 from tests.called import called
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
-SHIPPED = ROOT / "results" / "reference"
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
 RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
 
 
 def shipped(name: str) -> pd.DataFrame:
-    return read_table(SHIPPED / f"{name}.csv")
+    return read_table(REFERENCE / f"{name}.csv")
 
 
 def test_where_a_peer_is_faster() -> None:
@@ -74,7 +72,7 @@ def test_ddp_beside_torchs() -> None:
 
 
 def test_the_predictors_speed() -> None:
-    bench = json.loads((SHIPPED / "predicted" / "bench.json").read_text())
+    bench = json.loads((REFERENCE / "predicted" / "bench.json").read_text())
     BENCHMARKS.says(
         f"A grid of {bench['grid_points']:,} jobs (9 schemes x 4 rank counts x micro-batch x accumulation "
         f"x outer bandwidth; time and memory of each): {bench['grid_predictions_per_s']:,.0f} predictions "
@@ -90,7 +88,7 @@ def test_the_predictors_speed() -> None:
 
 
 def test_cost_of_make_smoke() -> None:
-    cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")
+    cost = pd.read_csv(REFERENCE / "workflow" / "smoke.csv").set_index("step")
     seconds, number = cost["processor_time_s"], cost["processes"].fillna(0).astype(int)
     BENCHMARKS.says(f"{seconds['everything that was started']:.1f} s of processor time in total")
     BENCHMARKS.says(
@@ -155,7 +153,7 @@ def test_frontiers_ratios() -> None:
 
 
 def test_suites_of_make_reproduce() -> None:
-    specs = {name: Config(ROOT).runs([name]) for name in ("default", "volume", "links")}
+    specs = {name: CONFIG.runs([name]) for name in ("default", "volume", "links")}
     ranks = {name: sorted({spec.ranks for spec in of}) for name, of in specs.items()}
     schemes = {name: len({spec.scheme.name for spec in of}) for name, of in specs.items()}
     assert schemes["default"] == 9
@@ -168,7 +166,7 @@ def test_suites_of_make_reproduce() -> None:
 def test_why_the_suite_frontier_starts_at_16() -> None:
     """`lowband predict` on 8 GCDs, with and without the runtime."""
     asked = (["gpt-20b"], ["hier3"], [8], [1], [1], [2048], ["full"])
-    [row] = Grid(Config(ROOT), "frontier", *asked).records()
+    [row] = Grid(CONFIG, "frontier", *asked).records()
     held = (row["peak_memory_bytes"] - row["runtime_bytes"]) / GIB
     Text("config/suites/frontier.yaml").says(f"hier3 would hold {held:.1f} of 64 GiB (predicted)")
     assert not row["fits"]
@@ -179,7 +177,7 @@ def test_why_the_suite_frontier_has_few_plain_baselines() -> None:
 
     def peak_gib(scheme: str, ranks: int, passes: int) -> float:
         asked = (["gpt-20b"], [scheme], [ranks], [1], [passes], [2048], ["full"])
-        [row] = Grid(Config(ROOT), "frontier", *asked, stack="ours").records()
+        [row] = Grid(CONFIG, "frontier", *asked, stack="ours").records()
         return float(row["peak_memory_bytes"] / GIB)
 
     Text("config/suites/frontier.yaml").says(f"on 16 GCDs ZeRO-2 takes {peak_gib('zero2', 16, 1):.0f} GiB")
@@ -207,14 +205,13 @@ def test_how_far_the_predictor_is_off() -> None:
 
 def test_what_is_said_of_the_suite_frontier() -> None:
     """Its conditions, its jobs, and that no cell of one pass can decide."""
-    config = Config(ROOT)
-    runs = config.runs(["frontier"])
+    runs = CONFIG.runs(["frontier"])
     sites = Text("docs/sites.md")
-    assert len(config.job("frontier").allocations(runs)) == 3
+    assert len(CONFIG.job("frontier").allocations(runs)) == 3
     sites.says(f"three waits in the queue instead of {len(runs)}")
     passes = sorted({run.accumulation for run in runs})
     sites.says("has {}, {} and {} passes".format(*passes))
-    ours = [row for row in suite_ratios(config, "frontier") if row.claim == "hier3-over-zeropp"]
+    ours = [row for row in suite_ratios(CONFIG, "frontier") if row.claim == "hier3-over-zeropp"]
     assert {row.foreseen for row in ours if row.accumulation == 1} == {"below"}
     assert {row.foreseen for row in ours if row.accumulation > 1} == {""}
     sites.says(f"Where the paper's number lies outside of it, within {100 * WITHIN:.0f} %")

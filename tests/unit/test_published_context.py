@@ -1,17 +1,13 @@
 """What papers on long sequences print beside predictions: by hand, and which are met."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from lowband.evidence.tables.build import builder
 from lowband.evidence.validation.published_context import published_context
 from lowband.evidence.validation.rsa import memory_bytes
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published, read_table
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")

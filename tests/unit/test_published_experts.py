@@ -1,7 +1,6 @@
 """Printed numbers of MegaBlocks and DeepEP beside predictions."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from lowband.evidence.validation.published_experts import (
     latency_s,
     published_experts,
 )
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def test_shapes_have_the_printed_parameters() -> None:

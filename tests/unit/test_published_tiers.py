@@ -1,14 +1,10 @@
 """Printed numbers of papers on states beyond the device, beside predictions; tables of evictions."""
 
-from pathlib import Path
-
 import pytest
 
 from lowband.evidence.validation import eviction
 from lowband.evidence.validation.published_tiers import published_tiers
-from lowband.spec.config import Config
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def test_every_printed_number_has_a_prediction_and_its_distance() -> None:

@@ -10,8 +10,8 @@ from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN, Ratio, Wanted, ratios, text
 from lowband.spec.config import Config
 from lowband.spec.suites import Decides
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 RUNS = CONFIG.runs(["frontier"])
 OWN = CONFIG.given_stack(None, CONFIG.machine("frontier"))
 

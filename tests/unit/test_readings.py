@@ -1,7 +1,6 @@
 """Other readings of the abstract of arXiv 2501.04266: their bytes by hand, their ratios, what is shipped."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,13 +11,11 @@ from lowband.evidence.validation.frontier_alternatives import alternatives
 from lowband.evidence.validation.frontier_readings import reading_costs, readings, schemes
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.prediction import speed
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.mesh import Levels
+from tests.checkout import CONFIG, REFERENCE
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
-SHIPPED = ROOT / "results" / "reference" / "predicted"
+SHIPPED = REFERENCE / "predicted"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import re
 
 import pandas as pd
 import pytest
-from report_runs import ROOT
 from texts import Text
 
 from lowband.errors import UserError
@@ -13,11 +12,10 @@ from lowband.evidence.report.needs import disk
 from lowband.evidence.report.page.placement import CELL, TALL, draw_placement
 from lowband.evidence.report.page.schemes import STATES
 from lowband.evidence.tables.derived import box
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from tests import seconds
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
-SHIPPED = ROOT / "results" / "reference"
 README = Text("README.md")
 
 
@@ -27,7 +25,7 @@ def test_the_status_is_in_the_first_lines() -> None:
 
 
 def test_zero3_beside_fsdp2() -> None:
-    rows = read_table(SHIPPED / "joined" / "steps.csv").query("scheme == 'zero3'")
+    rows = read_table(REFERENCE / "joined" / "steps.csv").query("scheme == 'zero3'")
     times = rows.pivot_table("step_s", ["ranks", "step"], "engine")
     ratio = (times["hops"] / times["FSDP2"]).groupby("ranks").median()
     said = ", ".join(f"{each:.2f}" for each in ratio)
@@ -35,7 +33,7 @@ def test_zero3_beside_fsdp2() -> None:
 
 
 def test_beside_one_process() -> None:
-    rows = read_table(SHIPPED / "random" / "engine.csv")
+    rows = read_table(REFERENCE / "random" / "engine.csv")
     outcomes = rows["outcome"].value_counts()
     assert rows["wrong"].isna().all()
     assert set(outcomes.index) == {"ok", "ok within bound"}
@@ -45,13 +43,13 @@ def test_beside_one_process() -> None:
 
 
 def test_faults() -> None:
-    rows = read_table(SHIPPED / "faults" / "injected.csv")
+    rows = read_table(REFERENCE / "faults" / "injected.csv")
     right = rows["wrong"].isna() & rows["same_weights"].astype(bool)
     README.says(f"{right.sum()} of {len(rows)} recovered, with the weights of an undisturbed run")
 
 
 def test_the_papers_ratio() -> None:
-    points = box.build(read_table(SHIPPED / "box" / "runs.csv"))
+    points = box.build(read_table(REFERENCE / "box" / "runs.csv"))
     hier3 = points[points["scheme"] == "hier3"].set_index(["suite", "ranks", "accumulation"]).sort_index()
     nominal, passes, fitted = (
         f"{hier3.loc[key, 'over_zeropp'].squeeze():.2f}"
@@ -73,15 +71,14 @@ def test_what_the_two_commands_need() -> None:
     )
     minutes = sum(seconds.recorded().values()) / 60
     README.says(f"{minutes:.0f} minutes of tests")
-    cost = pd.read_csv(SHIPPED / "workflow" / "smoke.csv").set_index("step")["processor_time_s"]
+    cost = pd.read_csv(REFERENCE / "workflow" / "smoke.csv").set_index("step")["processor_time_s"]
     README.says(f"({cost['everything that was started'] / 60:.1f} minutes of processor time)")
 
 
 def test_the_picture() -> None:
     """Each rank's slices are as high as its share, and each state's is a part of the one before it."""
-    config = Config(ROOT)
-    machine = config.machine("frontier")
-    picture = draw_placement(config.scheme("hier3"), machine)
+    machine = CONFIG.machine("frontier")
+    picture = draw_placement(CONFIG.scheme("hier3"), machine)
     inside = [(0.0, float(TALL))] * 16
     for state, ranks in {"weights": 2, "grads": 8, "optim": 16}.items():
         slices = re.findall(rf'y="([\d.]+)" width="{CELL}" height="([\d.]+)" fill="{STATES[state]}"', picture)
@@ -96,4 +93,4 @@ def test_the_picture() -> None:
         inside = held
     assert all(f"{level.link.gigabytes_per_s:g} GB/s" in picture for level in machine.levels)
     with pytest.raises(UserError, match="no level 'package'"):
-        draw_placement(config.scheme("hier3"), config.machine("dgx2"))
+        draw_placement(CONFIG.scheme("hier3"), CONFIG.machine("dgx2"))

@@ -2,11 +2,9 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.evidence.claims.rehearsed import suite_stacks
 from lowband.predict.defaults import with_defaults
@@ -14,9 +12,9 @@ from lowband.predict.prediction import predict
 from lowband.predict.request import Grid
 from lowband.predict.search.rehearsal import rehearse, text
 from lowband.predict.workload import workload_of
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
+from tests.printed import printed_by
 
-CONFIG = Config(Path(__file__).parents[2])
 FRONTIER = CONFIG.runs(["frontier"])
 JOB = CONFIG.job("frontier")
 
@@ -67,15 +65,12 @@ def test_the_whole_machine() -> None:
 
 def test_the_command_prints_what_was_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     root = ["--root", str(CONFIG.root)]
-    assert main(["rehearse", "--suite", "frontier", "--json", *root]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed_by(capsys, "rehearse", "--suite", "frontier", "--json", *root))
     assert {row["provenance"] for kind in ("runs", "ratios") for row in found[kind]} == {"predicted"}
-    assert main(["rehearse", "--suite", "frontier", *root]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(capsys, "rehearse", "--suite", "frontier", *root)
     assert "on 48 nodes 120 runs follow each other in a job of 120 minutes, and in further ones" in printed
     assert "12 of 18 cells can decide hier3-over-zeropp; with the fewest node-hours: 4 passes" in printed
-    assert main(["rehearse", "--suite", "cuda", *root]) == 0
-    assert "node-hours asked for" in capsys.readouterr().out
+    assert "node-hours asked for" in printed_by(capsys, "rehearse", "--suite", "cuda", *root)
 
 
 def test_checkpoints_are_in_what_is_printed() -> None:

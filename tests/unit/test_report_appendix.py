@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.evidence.report.appendix import APPENDICES, write_appendices
 from lowband.evidence.report.writers import latex_code
 from lowband.spec.plain_data import read_yaml
+from tests.checkout import ROOT
 
 CONFIG = ROOT / "config"
 MOST_PAGES = 4

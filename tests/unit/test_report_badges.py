@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import ROOT
 
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.report.badges import badges, contributions, one_line
 from lowband.spec.files import write_whole
+from tests.checkout import ROOT
 
 CFF = "cff-version: 1.2.0\ntitle: x\n"
 

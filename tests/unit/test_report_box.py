@@ -5,15 +5,14 @@ import os
 
 import pandas as pd
 import pytest
-from report_runs import ROOT
 
 from lowband.box import jobs
 from lowband.evidence.tables.build import builder
 from lowband.evidence.tables.derived import box, box_ratios
 from lowband.evidence.tables.points import same_but
-from lowband.spec.config import Config
 from lowband.spec.records import Outcome
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG
 
 REPORTED = pd.DataFrame(
     {
@@ -141,7 +140,7 @@ def test_what_slurm_adds_is_the_median_over_jobs() -> None:
 
 
 def test_a_run_that_was_run_again_has_the_time_of_its_last_job(tmp_path, monkeypatch) -> None:
-    spec = next(spec for spec in Config(ROOT).runs(["box"]) if spec.ranks == 16)
+    spec = next(spec for spec in CONFIG.runs(["box"]) if spec.ranks == 16)
     folder = RunFolder(tmp_path / spec.run_id)
     folder.path.mkdir()
     folder.spec.write_text(spec.to_json())

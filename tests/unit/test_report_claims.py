@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from markupsafe import escape
-from report_runs import ROOT, write_run
+from report_runs import write_run
 
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import KINDS, PAPERS, read_claims
@@ -22,10 +22,10 @@ from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.validation import SOURCES
 from lowband.run import doctor
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import read_yaml
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
 CLAIMS = ROOT / "config" / "claims.yaml"
 
@@ -83,7 +83,7 @@ def test_a_fit_is_what_is_graded_on_rows_of_a_fit() -> None:
 
 def test_no_efficiency_is_graded_that_the_host_limits() -> None:
     """Against a paper's number only where real work took less than a tenth of the paced time."""
-    runs = read_table(ROOT / "results" / "reference" / "box" / "runs.csv")
+    runs = read_table(REFERENCE / "box" / "runs.csv")
     checked = 0
     for claim in read_claims(CLAIMS):
         for query in claim.queries:
@@ -98,7 +98,7 @@ def test_no_efficiency_is_graded_that_the_host_limits() -> None:
 
 
 def test_another_processor_is_told(all_tables: Path, graded: Path, tmp_path: Path) -> None:
-    shipped = ROOT / "results" / "reference" / "softmax" / "intel-xeon" / "softmax_setup.csv"
+    shipped = REFERENCE / "softmax" / "intel-xeon" / "softmax_setup.csv"
     shutil.copytree(all_tables, tmp_path / "tables")
     for text, is_other in (
         (shipped.read_text(), False),
@@ -157,7 +157,7 @@ def test_a_site_grades_the_claims_of_the_suite_frontier(tmp_path: Path) -> None:
         ("hier3", "lowband"): 1 / 1.9,
     }
     runs = []
-    for spec in Config(ROOT).runs(["frontier"]):
+    for spec in CONFIG.runs(["frontier"]):
         scheme, of = spec.scheme.name, (spec.scheme.name, spec.engine)
         if (spec.ranks, spec.accumulation) != (384, 4):
             continue
@@ -218,13 +218,13 @@ def test_minutes_of_what_nobody_ran_are_its_time_limits(tmp_path: Path) -> None:
 def test_memory_and_disk_are_of_shipped_runs() -> None:
     """By hand for `make reproduce`, whose largest run has 16 ranks; `lowband doctor` asks for no less."""
     experiments = read_experiments(ROOT / "config")
-    runs = pd.read_csv(ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    runs = pd.read_csv(REFERENCE / "local" / "tables" / "runs.csv")
     measured = runs[runs["provenance"] == "measured"]
     largest = max(row.ranks * row.peak_memory_bytes_max for row in measured.itertuples()) / 2**30
     assert experiments["reproduce"].memory_gib(ROOT / "config") == pytest.approx(largest)
     assert doctor.NEEDED_MEMORY_GIB - 1 < largest <= doctor.NEEDED_MEMORY_GIB
     assert experiments["frontier"].memory_gib(ROOT / "config") is None
-    lines = (ROOT / "results" / "reference" / "local" / "disk.csv").read_text().splitlines()[1:]
+    lines = (REFERENCE / "local" / "disk.csv").read_text().splitlines()[1:]
     kib = {path: int(size) for size, path in (line.split(",") for line in lines)}
     assert f"{kib['.venv'] / 2**20:.1f} GiB for the set-up" in disk(ROOT)
     assert sum(kib.values()) / 2**20 < doctor.NEEDED_DISK_GIB
@@ -233,7 +233,7 @@ def test_memory_and_disk_are_of_shipped_runs() -> None:
 def suites_of(command: str) -> list[str]:
     """The suites that a command runs, by the command and the configuration that it reads."""
     if command == "make reproduce":
-        return Config(ROOT).default_suites
+        return CONFIG.default_suites
     if found := re.search(r"suites=\[([\w,-]+)\]", command):
         return found[1].split(",")
     assert command.endswith("--profile slurm")

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import ROOT, ok_outcome, smoke_specs, write_failure, write_run, write_softmax
+from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import TABLES
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Sent
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG
 
 
 def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:
@@ -29,9 +29,7 @@ def test_a_run_is_a_row_with_times_after_the_warmup(tables: Path) -> None:
 
 def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     """Times 1 to 4 s after warm-up steps of 50 and 60 s, whose share of real work does not count either."""
-    spec = next(
-        spec for spec in Config(ROOT).runs(["box"]) if spec.scheme.name == "zero3" and spec.ranks == 8
-    )
+    spec = next(spec for spec in CONFIG.runs(["box"]) if spec.scheme.name == "zero3" and spec.ranks == 8)
     spec = spec.model_copy(update={"steps": 6, "warmup_steps": 2})
     run = RunFolder(write_run(tmp_path, spec, 1, 5))
     records = []
@@ -89,7 +87,7 @@ def test_what_a_run_did_not_count_is_empty(tables: Path) -> None:
 
 
 def test_bytes_of_replicas_that_meet_seldom_have_no_closed_form_of_one_step(tmp_path: Path) -> None:
-    spec = Config(ROOT).runs(["seldom-peers"])[-1]
+    spec = CONFIG.runs(["seldom-peers"])[-1]
     assert spec.scheme.sync is not None
     collect([write_run(tmp_path / "runs", spec, 1, loss=5)], tmp_path)
     assert read_table(tmp_path / "runs.csv")["closed_form_outside_bytes"].isna().all()

@@ -25,13 +25,10 @@ from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.validation.tables import PREDICTED
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from tests.checkout import CONFIG, REFERENCE, ROOT
 from tests.drawn_figures import check_origin, check_print
 from tests.refused import refusal
-
-ROOT = Path(__file__).parents[2]
-
 
 # Of the runs' own tables. The others are looked at as tests/workflow/test_shipped.py draws them.
 OF_RUNS = ("scaling", "communication", "memory", "loss")
@@ -82,7 +79,7 @@ def test_nothing_measured_is_said_in_the_figure(
     for predicted in PREDICTED:  # what no run is needed for
         shutil.copy(all_tables / f"{predicted}.csv", tmp_path)
     for shipped in ("kernels/compiled.csv", "box-bench/comm.csv", "box-bench/jobs.csv"):  # likewise
-        shutil.copy(ROOT / "results" / "reference" / shipped, tmp_path)
+        shutil.copy(REFERENCE / shipped, tmp_path)
     collect([write_failure(tmp_path, spec, None) for spec in smoke_specs()], tmp_path)
     write_softmax(tmp_path, {})
     for table in TABLES:
@@ -110,7 +107,7 @@ def test_schemes_look_different_and_keep_their_look() -> None:
 
 
 def test_schemes_stand_as_in_their_file() -> None:
-    names = list(Config(ROOT).schemes)
+    names = list(CONFIG.schemes)
     placed = [name for name in names if name in in_order(names)[: names.index("planned") + 1]]
     assert in_order(reversed(names))[: len(placed)] == placed == names[: len(placed)]
 

@@ -1,7 +1,6 @@
 """What was found: the words of the sentences, checked against the data that their numbers come from."""
 
 import pytest
-from report_runs import ROOT
 
 from lowband.evidence.report.findings import (
     WITHIN,
@@ -12,8 +11,8 @@ from lowband.evidence.report.findings import (
     read_facts,
 )
 from lowband.evidence.validation.frontier_maps import frontier_map
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
 
 def test_five_sentences_the_first_of_them_about_the_headline() -> None:
@@ -25,7 +24,7 @@ def test_five_sentences_the_first_of_them_about_the_headline() -> None:
 
 def test_the_headline_is_neither_reproduced_nor_refuted() -> None:
     """No run on Frontier, and none at nominal links and one pass where the ratio appears."""
-    claims = read_table(ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    claims = read_table(REFERENCE / "local" / "tables" / "runs.csv")
     assert set(claims.loc[claims["cluster"] == "frontier", "provenance"]) == {"predicted"}
     facts = read_facts(ROOT)
     assert facts["hier3"] < (1 - WITHIN) * facts["paper_hier3"]
@@ -46,7 +45,7 @@ def test_the_searched_condition_is_the_only_one_that_reaches_the_headline() -> N
 
 
 def test_predicted_ratios_hold_with_fitted_rates_and_no_overlap_only() -> None:
-    holds = frontier_map(Config(ROOT)).groupby(["links_in_node", "overlap"])["holds"].any()
+    holds = frontier_map(CONFIG).groupby(["links_in_node", "overlap"])["holds"].any()
     assert [case for case, does in holds.items() if does] == [("fitted", 0.0)]
 
 
@@ -58,7 +57,7 @@ def test_which_scheme_when() -> None:
 
 
 def test_what_holds_without_conditions() -> None:
-    folder = ROOT / "results" / "reference" / "local" / "tables"
+    folder = REFERENCE / "local" / "tables"
     assert set(read_table(folder / "parity.csv")["distinct_weights"]) == {1}
     for name in ("bytes", "states"):
         assert read_table(folder / f"{name}.csv")["difference_bytes"].max() == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from report_runs import ROOT, smoke_specs, write_failure, write_run
+from report_runs import smoke_specs, write_failure, write_run
 
 from lowband.errors import UserError
 from lowband.evidence.claims.expected import Lack, find_lack
@@ -17,9 +17,9 @@ from lowband.evidence.claims.origin import Origin, origin
 from lowband.evidence.report.claim_views import write_claims
 from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import collect
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Status
+from tests.checkout import CONFIG, REFERENCE, ROOT
 from tests.pairwise import pairwise
 
 BASE: dict[str, Any] = {
@@ -261,7 +261,7 @@ def grade_self_checks(folder: Path, specs: list[Any], failures: int, outcome: Ou
 
 
 def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
-    graded = grade_self_checks(tmp_path, Config(ROOT).runs(["default"]), 0, None)
+    graded = grade_self_checks(tmp_path, CONFIG.runs(["default"]), 0, None)
     assert set(graded["verdict"]) == {"met"}
     assert set(graded["origin"]) == {"this run"}
 
@@ -270,7 +270,7 @@ def test_self_checks_pass_when_every_run_is_ok(tmp_path: Path) -> None:
     ("failures", "status"), pairwise(product([1, 5, 32], ["error", "oom", "timeout", "overloaded"]), size=1)
 )
 def test_no_self_check_passes_when_runs_are_not_ok(tmp_path: Path, failures: int, status: Status) -> None:
-    specs = Config(ROOT).runs(["default"])
+    specs = CONFIG.runs(["default"])
     assert len(specs) == 36
     graded = grade_self_checks(tmp_path, specs, failures, Outcome(status=status, cause="by fiat", steps=0))
     assert list(graded["verdict"]) == ["partial"] * len(SELF_CHECKS)
@@ -311,7 +311,7 @@ def test_runs_of_the_other_kind_of_evidence_are_not_expected(tables: Path) -> No
     """A folder may hold both: runs on ranks, and runs on fake tensors of a suite that was cut short."""
     runs = read_table(tables / "runs.csv")
     both = pd.concat([runs, runs.iloc[:1].assign(suite="volume", run_id="one")])
-    predicted = {spec.run_id for spec in Config(ROOT).runs(["volume"])}
+    predicted = {spec.run_id for spec in CONFIG.runs(["volume"])}
     assert find_lack({}, "measured", both, ROOT, "") == Lack(len(runs), {})
     found = find_lack({}, "predicted", both, ROOT, "")
     assert (found.expected, set(found.runs)) == (len(predicted), predicted)
@@ -319,7 +319,7 @@ def test_runs_of_the_other_kind_of_evidence_are_not_expected(tables: Path) -> No
 
 def test_a_point_without_counterpart_is_not_expected(tmp_path: Path) -> None:
     """DDP shards nothing, FSDP2 has no hier3-exact: rows `not run`, by design."""
-    runs = read_table(ROOT / "results" / "reference" / "peers" / "runs.csv")
+    runs = read_table(REFERENCE / "peers" / "runs.csv")
     not_run = set(runs.loc[runs["status"] == "not run", "run_id"])
     graded = read_graded_peers(tmp_path)
     assert not_run
@@ -328,7 +328,7 @@ def test_a_point_without_counterpart_is_not_expected(tmp_path: Path) -> None:
 
 
 def read_graded_peers(out: Path) -> pd.DataFrame:
-    reference = ROOT / "results" / "reference" / "peers"
+    reference = REFERENCE / "peers"
     (out / "runs.csv").write_bytes((reference / "runs.csv").read_bytes())
     write_table("peers", reference, out)
     write_claims(ROOT / "config" / "claims.yaml", out, out, ["peers-agree"], root=ROOT)
@@ -359,7 +359,7 @@ def test_machine_and_commits_of_the_rows_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_shipped_reproduction_measured_nothing_here(tmp_path: Path) -> None:
-    shipped = ROOT / "results" / "reference" / "local" / "tables" / "runs.csv"
+    shipped = REFERENCE / "local" / "tables" / "runs.csv"
     (tmp_path / "runs.csv").write_bytes(shipped.read_bytes())
     assert {origin(table, tmp_path, ROOT).name for table in ("scaling", "box", "softmax")} == {"shipped"}
 

@@ -10,8 +10,8 @@ from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.tables.build import source_paths
 from lowband.evidence.tables.derived import attention, kernel_rates, training_speed
 from lowband.spec.csv_tables import read_table
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")
 
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import PAPERS
@@ -12,10 +11,10 @@ from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.report.page import _schemes, write_page
 from lowband.evidence.report.page.machine import draw_machine, links
 from lowband.evidence.report.page.schemes import CELL, TALL, draw_scheme, exchanges, part, wires
-from lowband.spec.config import Config
 from lowband.spec.files import write_whole
 from lowband.spec.mesh import Levels
 from lowband.spec.plain_data import read_yaml
+from tests.checkout import CONFIG, ROOT
 
 CLUSTERS = sorted(path.parent.name for path in (ROOT / "slurm").glob("*/machine.yaml"))
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="252pt" height="72pt"><g id="text_1"/></svg>'
@@ -30,7 +29,7 @@ def drawn(tables: Path, figures: Path) -> None:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_machine_can_be_drawn(cluster: str) -> None:
-    machine = Config(ROOT).machine(cluster)
+    machine = CONFIG.machine(cluster)
     drawn = draw_machine(machine)
     for level in machine.levels:
         assert (level.name if level.size is not None else "between nodes") in drawn
@@ -39,7 +38,7 @@ def test_every_machine_can_be_drawn(cluster: str) -> None:
 
 
 def test_links_say_how_much_slower() -> None:
-    rows = links(Config(ROOT).machine("frontier"))
+    rows = links(CONFIG.machine("frontier"))
     assert list(rows["level"]) == ["package", "node", "world"]
     assert list(rows["slower"]) == ["1 x", "4 x", "16 x"]
 
@@ -50,7 +49,7 @@ def test_links_say_how_much_slower() -> None:
     [("ddp", (1, 1)), ("zero1", (1, 1 / 16)), ("hsdp", (1 / 8, 1 / 8)), ("hier3", (1 / 2, 1 / 16))],
 )
 def test_a_cell_is_filled_as_far_as_its_rank_holds(scheme: str, heights: tuple[float, float]) -> None:
-    drawn = draw_scheme(Config(ROOT).scheme(scheme), {"package": 2, "node": 8})
+    drawn = draw_scheme(CONFIG.scheme(scheme), {"package": 2, "node": 8})
     filled = re.findall(rf'<rect [^>]*width="{CELL}" height="([\d.]+)" fill="(#\w+)"', drawn)
     for color, share in zip(("#0173b2", "#029e73"), heights, strict=True):
         assert {float(height) for height, fill in filled if fill == color} == {share * TALL}
@@ -69,25 +68,22 @@ def test_a_state_s_slice_lies_within_the_one_before_it() -> None:
 
 
 def test_wires_are_named() -> None:
-    config = Config(ROOT)
-    assert wires(config.scheme("zero3")) == "all native"
-    assert wires(config.scheme("zeropp")) == "forward gather int8, grad reduce int4"
+    assert wires(CONFIG.scheme("zero3")) == "all native"
+    assert wires(CONFIG.scheme("zeropp")) == "forward gather int8, grad reduce int4"
 
 
 def test_no_two_cards_have_the_same_picture() -> None:
-    config = Config(ROOT)
-    placements, left_out = _schemes(config, config.schemes, "frontier")
+    placements, left_out = _schemes(CONFIG, CONFIG.schemes, "frontier")
     pictures = [card["svg"].split("</title>")[1] for card in placements]  # the title names the first scheme
-    assert len(set(pictures)) == len(pictures) < len(config.schemes)
+    assert len(set(pictures)) == len(pictures) < len(CONFIG.schemes)
     shown = [scheme.name for card in placements for scheme, _, _ in card["schemes"]]
-    assert sorted(shown) == sorted(config.schemes)
+    assert sorted(shown) == sorted(CONFIG.schemes)
     assert not left_out
 
 
 def test_cards_of_replicas_say_how_they_exchange() -> None:
-    config = Config(ROOT)
-    assert exchanges(config.scheme("zero3")) == ""
-    said = {exchanges(config.scheme(name)) for name in ("local-sgd", "slowmo", "diloco", "streaming-diloco")}
+    assert exchanges(CONFIG.scheme("zero3")) == ""
+    said = {exchanges(CONFIG.scheme(name)) for name in ("local-sgd", "slowmo", "diloco", "streaming-diloco")}
     assert len(said) == 4
     assert all(re.match(r"Replicas beyond node exchange weights every \d+ steps", each) for each in said)
 

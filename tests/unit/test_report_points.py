@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from report_runs import ROOT, ok_outcome, write_run
+from report_runs import ok_outcome, write_run
 
 from lowband.errors import UserError
 from lowband.evidence.report.figures.style import paper_style
@@ -31,15 +31,15 @@ from lowband.spec.records import Sent
 from lowband.spec.run import OPTIONS, RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.yaml_model import Strict
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
-REFERENCE = ROOT / "results" / "reference"
 QUICK = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.filter_too_much])
 OF_RUNS = [name for name, table in TABLES.items() if set(table.sources) & set(COLLECTED)]
 LOOKED_AT = (
     "scaling", "communication", "memory", "loss", "parity", "convergence", "convergence_curves", "peers",
     "peer_bytes", "box",
 )  # fmt: skip
-_FIRST = Config(ROOT).runs(["links"])[0]  # zero3 on 16 ranks in a box
+_FIRST = CONFIG.runs(["links"])[0]  # zero3 on 16 ranks in a box
 BASE = _FIRST.model_copy(
     update={"run_id": "a", "steps": 24, "model": _FIRST.model.model_copy(update={"tied_head": False})}
 )
@@ -76,7 +76,7 @@ def values(option: str) -> st.SearchStrategy[Any]:
         "model": st.integers(1, 3).map(lambda layers: BASE.model.model_copy(update={"layers": layers})),
         "scheme": st.sampled_from(
             [
-                Config(ROOT).scheme("hpz"),
+                CONFIG.scheme("hpz"),
                 BASE.scheme.model_copy(update={"block_size": 64}),  # the same name
             ]
         ),
@@ -194,7 +194,7 @@ def test_specs_that_differ_in_one_option_are_two_points(option: str, data: st.Da
 
 
 def test_repeats_are_one_point() -> None:
-    specs = Config(ROOT).runs(["convergence"])
+    specs = CONFIG.runs(["convergence"])
     by_point = pd.DataFrame([identity(spec) | {"repeat": spec.repeat, "seed": spec.seed} for spec in specs])
     groups = by_point.groupby("point")
     assert (groups.size() == 3).all()
@@ -392,8 +392,7 @@ def test_a_point_depends_on_the_machines_hardware_alone() -> None:
 )
 def test_shipped_runs_are_those_of_their_suites(folder: Path) -> None:
     """A new repeat of a shipped run joins its point: no option has changed since."""
-    config = Config(ROOT)
     runs = read_table(REFERENCE / folder / "runs.csv")
-    now = {spec.run_id: identity(spec) for spec in config.runs(sorted(set(runs["suite"])))}
+    now = {spec.run_id: identity(spec) for spec in CONFIG.runs(sorted(set(runs["suite"])))}
     for run in runs.to_dict("records"):
         assert run["point"] == now[run["run_id"]]["point"], run["run_id"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT, smoke_specs, write_failure, write_run
+from report_runs import smoke_specs, write_failure, write_run
 
 from lowband.__main__ import main
 from lowband.run import status as status_of
@@ -12,6 +12,7 @@ from lowband.run.status import duration, follow, headline, read_status, report, 
 from lowband.spec.lock import hold
 from lowband.spec.records import Outcome, Slow, Slowest
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import ROOT
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_runs import ROOT
 
-from lowband.__main__ import main
 from lowband.errors import UserError
 from lowband.evidence.report.verify import FOLDERS, SUMS, verify, write_sums
+from tests.checkout import ROOT
+from tests.printed import printed_by
 
 
 def test_what_is_shipped_is_as_listed() -> None:
@@ -36,8 +36,7 @@ def test_changes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (data / "changed.csv").write_text("x")
     (data / "lost.csv").unlink()
     (data / "new.csv").write_text("new")
-    assert main(["verify", "--root", str(tmp_path)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(capsys, "verify", "--root", str(tmp_path), code=1).splitlines()
     assert [line.partition("/a/")[2] for line in lines[:-1]] == [
         "changed.csv: changed", "lost.csv: missing", f"new.csv: not in {SUMS}",
     ]  # fmt: skip

@@ -13,11 +13,10 @@ from lowband.cost.held import held_bytes
 from lowband.errors import UserError
 from lowband.run.ranks import Rank, ranks_here
 from lowband.run.train import train
-from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SMOKE = next(spec for spec in CONFIG.runs(["smoke"]) if spec.machine.name == "local")
 ADAM = 4 + 8  # bytes a parameter: fp32 master weights, two moments
 

@@ -2,14 +2,14 @@
 
 import pandas as pd
 import pytest
-from report_runs import ROOT
 from texts import Text
 
 from lowband.evidence.report.findings import read_facts
 from lowband.evidence.tables.derived import box
 from lowband.spec.csv_tables import read_table
+from tests.checkout import REFERENCE, ROOT
 
-SHIPPED = ROOT / "results" / "reference" / "box"
+SHIPPED = REFERENCE / "box"
 TEXT = Text("docs/scale-model.md")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
+
 FAILS_FIRST = """
 import pathlib, pytest
 def tried(name):

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from lowband.run.several import has_ended, run_several
-from lowband.spec.config import Config
 from lowband.spec.files import write_whole
 from lowband.spec.records import Outcome
 from lowband.spec.run_folder import RunFolder
+from tests.checkout import CONFIG
 
-SPECS = Config(Path(__file__).parents[2]).runs(["smoke"])[:3]
+SPECS = CONFIG.runs(["smoke"])[:3]
 FOREVER = float("inf")
 
 # In place of `slurm/launch.sh ...`: notes the run, and ends it as the file `ends` in its folder says.

@@ -5,10 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.checkout import ROOT
 from tests.shaky.__main__ import tried
 from tests.shaky.groups import FORMERLY_FRAGILE
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_groups_name_tests() -> None:

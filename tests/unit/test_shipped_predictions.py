@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 
 from lowband.evidence.validation.tables import PREDICTED
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, write_csv
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SHIPPED = CONFIG.root / "results" / "reference" / "predicted"
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from lowband.__main__ import main
 from lowband.run import site
-from lowband.spec.config import Config
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
 # The function that a login shell defines; rccl-net-plugin brings a folder with the plugin.
 MODULE = """module() {
   case "$2" in
@@ -109,13 +109,12 @@ def test_a_torch_for_no_gpu_is_missing(capsys: pytest.CaptureFixture[str]) -> No
 def test_away_from_a_checkout_it_says_where_sites_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--site", "lumi", "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)\n"
+    assert printed_by(capsys, "doctor", "--site", "lumi", "--root", str(tmp_path), code=2) == (
+        f"lowband: {tmp_path}/slurm: no site 'lumi' (allowed: in the root of a checkout, its names)"
     )
 
 
 def test_a_box_is_no_site(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--site", "frontier-box", "--root", str(ROOT)]) == 2
     assert "no site 'frontier-box' (allowed: cuda, frontier, lumi, perlmutter)" in capsys.readouterr().err
-    assert Config(ROOT).has_slurm("frontier-box")
+    assert CONFIG.has_slurm("frontier-box")

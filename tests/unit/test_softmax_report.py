@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from report_runs import ROOT, write_softmax
+from report_runs import write_softmax
 
 from lowband.cost.softmax import ALGORITHMS, PASSES
 from lowband.evidence.report.claim_views import write_claims
@@ -19,6 +19,7 @@ from lowband.kernels.softmax_cpu import ISAS, missing
 from lowband.spec.csv_tables import read_table
 from lowband.spec.softmax import TORCH
 from tests.called import called
+from tests.checkout import REFERENCE, ROOT
 
 MIB = 2**20 // 4  # elements of 1 MiB, which is the whole last cache
 TIMES = {
@@ -150,7 +151,7 @@ def test_several_machines_are_graded_by_the_worst(tmp_path: Path) -> None:
 
 def test_the_avx512_claim_stands_on_the_shipped_avx512_machine(tmp_path: Path) -> None:
     """Our value against numpy's medians of the raw times; machine and commit as in its environment."""
-    shipped = ROOT / "results" / "reference" / "softmax"
+    shipped = REFERENCE / "softmax"
     environments = {path.parent: json.loads(path.read_text()) for path in shipped.glob("*/softmax_env.json")}
     [(folder, environment)] = [
         (folder, found)
@@ -166,7 +167,7 @@ def test_the_avx512_claim_stands_on_the_shipped_avx512_machine(tmp_path: Path) -
         over = [by_repeat[name] / by_repeat["two-pass"] for name in ALGORITHMS if name != "two-pass"]
         gains.append(100 * (min(np.median(ratio) for ratio in over) - 1))
     write_table("softmax", shipped, tmp_path)
-    claims = graded(tmp_path, runs=ROOT / "results" / "reference" / "local" / "tables" / "runs.csv")
+    claims = graded(tmp_path, runs=REFERENCE / "local" / "tables" / "runs.csv")
     claim = claims.loc["two-pass-softmax-avx512"]
     assert claim["ours"] == pytest.approx(max(gains))
     assert (claim["verdict"], claim["origin"]) == ("met", "shipped")

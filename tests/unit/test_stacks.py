@@ -8,12 +8,10 @@ from lowband.errors import UserError
 from lowband.evidence.report.documents import read_blocks
 from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.tables import constants
-from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds, Fact
 from lowband.spec.stack import OURS, Stack
+from tests.checkout import CONFIG, ROOT
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 BOUNDS = {"low": 0.2, "high": 0.7, "source": "made up"}
 
 

@@ -9,10 +9,8 @@ from lowband.cost.collectives import Network
 from lowband.predict.stage_messages import boundaries, exchange_s, sends_s, tied_s
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
-from lowband.spec.config import Config
 from lowband.spec.suites import Suite, expand
-
-CONFIG = Config()
+from tests.checkout import CONFIG
 
 
 def _job(**options: object) -> Workload:

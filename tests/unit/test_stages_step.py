@@ -1,6 +1,5 @@
 """What messages between stages add to a step where they travel beside the computation."""
 
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,11 +9,9 @@ from hypothesis import strategies as st
 from lowband.cost.stages_step import step_s
 from lowband.cost.timeline import timeline
 from lowband.evidence.validation.scale_model import box_step_s
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
 from lowband.spec.schedules import SCHEDULES, lists
-
-ROOT = Path(__file__).parents[2]
+from tests.checkout import CONFIG, REFERENCE
 
 
 def played(
@@ -121,8 +118,8 @@ def test_a_trip_in_1f1b_waits_for_its_messages(ranks: int) -> None:
 
 def test_stages_in_a_box_take_as_long_as_predicted() -> None:
     """The five cells of suite box-axes: with sends added to the step they took 17 to 31 % less than that."""
-    shipped = read_table(ROOT / "results" / "reference" / "box-axes" / "runs.csv").set_index("run_id")
-    found = {spec.run_id: box_step_s(spec) for spec in Config(ROOT).runs(["box-axes"])}
+    shipped = read_table(REFERENCE / "box-axes" / "runs.csv").set_index("run_id")
+    found = {spec.run_id: box_step_s(spec) for spec in CONFIG.runs(["box-axes"])}
     assert set(found) == set(shipped.index)
     for run_id, step_time_s in shipped["step_time_s"].items():
         assert step_time_s == pytest.approx(found[run_id], rel=0.1), run_id

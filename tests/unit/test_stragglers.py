@@ -1,7 +1,5 @@
 """A step waits for the slowest device: the arithmetic against integrals, and where a prediction shows it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,11 +13,8 @@ from lowband.predict.show.record import flat
 from lowband.predict.time import COMPUTED, StepTime, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.sourced import Fact
-
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
+from tests.checkout import CONFIG
 
 
 @pytest.mark.parametrize(("draws", "near"), [(1, 1e-12), (2, 0.05), (8, 0.01), (384, 0.01), (75264, 0.01)])

@@ -1,7 +1,5 @@
 """Strong scaling as a table: predictions of one global batch; what is printed stands beside."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -9,10 +7,8 @@ from lowband.evidence.validation import SOURCES, Setting
 from lowband.evidence.validation.dash import job, where
 from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.predict.prediction import predict
-from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 @pytest.fixture(scope="module")

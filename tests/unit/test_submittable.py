@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lowband.__main__ import main
 from lowband.box import network
 from lowband.errors import UserError
 from lowband.run import submit
-from lowband.spec.config import Config
-
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
 
 def check(suite: str, **variables: str) -> None:
@@ -77,8 +74,7 @@ def test_a_script_has_a_clean_environment_and_the_workflows_launch_line(
     monkeypatch.setenv("SLURM_PROJECT", "abc123")
     monkeypatch.setenv("SLURM_PART", "dev-g")
     monkeypatch.setenv("LOWBAND_SIF", "a b.sif")
-    assert main(["spec", "--suite", "lumi-first", "--sbatch", "--out", str(tmp_path)]) == 0
-    [script] = capsys.readouterr().out.split()
+    [script] = printed_by(capsys, "spec", "--suite", "lumi-first", "--sbatch", "--out", str(tmp_path)).split()
     text = Path(script).read_text()
     lines = text.splitlines()
     assert {"#SBATCH --export=NONE", "#SBATCH --account=abc123", "#SBATCH --partition=dev-g"} <= set(lines)
@@ -102,8 +98,7 @@ def test_a_boxs_script_needs_no_account(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("SLURM_PROJECT", raising=False)
-    assert main(["spec", "--suite", "box-hops", "--sbatch", "--out", str(tmp_path)]) == 0
-    script, *_ = capsys.readouterr().out.split()
+    script, *_ = printed_by(capsys, "spec", "--suite", "box-hops", "--sbatch", "--out", str(tmp_path)).split()
     assert "--account" not in Path(script).read_text()
 
 
@@ -124,6 +119,5 @@ def test_a_script_that_cannot_be_is_refused_and_nothing_written(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("SLURM_PROJECT", raising=False)
-    assert main(["spec", *arguments, "--sbatch", "--out", str(tmp_path / "out")]) == 2
-    assert says in capsys.readouterr().err
+    assert says in printed_by(capsys, "spec", *arguments, "--sbatch", "--out", str(tmp_path / "out"), code=2)
     assert not (tmp_path / "out").exists()

@@ -13,9 +13,8 @@ from lowband.evidence.tables.points import identity
 from lowband.spec.config import Config
 from lowband.spec.run import RunSpec
 from lowband.spec.suites import Decides
+from tests.checkout import CONFIG, ROOT
 from tests.refused import refusal
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("suite", sorted(p.stem for p in (ROOT / "config" / "suites").glob("*.yaml")))
 def test_every_suite_expands_to_unique_complete_specs(suite: str, tmp_path: Path) -> None:
-    specs = Config(ROOT).runs([suite])
+    specs = CONFIG.runs([suite])
     assert len({spec.run_id for spec in specs}) == len(specs) > 0
     path = tmp_path / "spec.json"
     for spec in specs:
@@ -36,7 +35,7 @@ def test_every_suite_expands_to_unique_complete_specs(suite: str, tmp_path: Path
 
 
 def test_strong_scaling_keeps_the_global_batch() -> None:
-    batches = {spec.global_batch for spec in Config(ROOT).runs(["default"])}
+    batches = {spec.global_batch for spec in CONFIG.runs(["default"])}
     assert batches == {8}
 
 
@@ -103,7 +102,7 @@ def test_an_unknown_suite_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no suite 'x' .allowed: in the root of a checkout, its names"):
         Config(tmp_path).suite("x")
     with pytest.raises(UserError, match=r"no suite 'nope' .allowed: .*smoke"):
-        Config(ROOT).runs(["nope"])
+        CONFIG.runs(["nope"])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_an_unknown_suite_names_the_known_ones(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_peers_engine_cannot_do_here_is_refused(changes: dict[str, object]) -> None:
-    [spec, *_] = Config(ROOT).runs(["smoke"])
+    [spec, *_] = CONFIG.runs(["smoke"])
     values = {**spec.model_dump(mode="json"), "engine": "fsdp2"}
     assert RunSpec.parse(values, "test").engine == "fsdp2"
     with pytest.raises(UserError, match="engine fsdp2 supports neither device fake nor checkpoints"):
@@ -165,7 +164,7 @@ def test_the_axes_of_a_run(root: Path) -> None:
         ({"tensor": 1, "pipeline": 2, "order": "breadth"}, "order breadth, collectives hops"),
         ({"tensor": 1, "pipeline": 3, "ranks": 3, "engine": "deepspeed"}, "its only axis is data"),
         (
-            {"tensor": 1, "pipeline": 2, "scheme": Config(ROOT).scheme("local-sgd"), "steps": 32},
+            {"tensor": 1, "pipeline": 2, "scheme": CONFIG.scheme("local-sgd"), "steps": 32},
             "scheme 'local-sgd': replicas that meet seldom have no stages",
         ),
     ):
@@ -228,8 +227,8 @@ def test_the_layers_of_stages(root: Path) -> None:
 
 
 def test_a_run_ends_with_an_exchange() -> None:
-    [spec, *_] = Config(ROOT).runs(["smoke"])
-    values = {**spec.model_dump(), "scheme": Config(ROOT).scheme("local-sgd")}
+    [spec, *_] = CONFIG.runs(["smoke"])
+    values = {**spec.model_dump(), "scheme": CONFIG.scheme("local-sgd")}
     assert RunSpec.parse({**values, "steps": 32}, "test").scheme.period == 16
     with pytest.raises(
         UserError, match=r"steps .24. are no multiple of 16, the period of scheme 'local-sgd'"
@@ -238,7 +237,7 @@ def test_a_run_ends_with_an_exchange() -> None:
 
 
 def test_more_ranks_than_a_box_has_are_refused() -> None:
-    [spec, *_] = Config(ROOT).runs(["box"])
+    [spec, *_] = CONFIG.runs(["box"])
     assert RunSpec.parse({**spec.model_dump(), "ranks": 32}, "test").ranks == 32
     with pytest.raises(UserError, match="the box of frontier-box has 32 ranks"):
         RunSpec.parse({**spec.model_dump(), "ranks": 64}, "test")

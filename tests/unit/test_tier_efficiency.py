@@ -1,16 +1,13 @@
 """FLOPs per byte by counting what moves, the form's limits, and rates that ranks of a node share."""
 
-from pathlib import Path
-
 import pytest
 
-from lowband.cost.tiers import GIGA, Rates, efficiency, intensity
+from lowband.cost.numbers import GIGA
+from lowband.cost.tiers import Rates, efficiency, intensity
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.validation.tier_efficiency import MAY, arrives, tier_efficiency
-from lowband.spec.config import Config
 from lowband.spec.machine import Tier
-
-CONFIG = Config(Path(__file__).parents[2])
+from tests.checkout import CONFIG
 
 
 def test_flops_per_byte_are_those_of_a_block_counted_by_hand() -> None:

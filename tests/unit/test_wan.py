@@ -1,7 +1,5 @@
 """Loss against time on slow links: step times measured or predicted, joined with losses, by hand."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -9,9 +7,8 @@ from lowband.cost.bytes import unit_numels
 from lowband.cost.seldom import utilization
 from lowband.evidence.tables.derived import wan, wan_curves
 from lowband.evidence.validation.wan import RATES, SUITES, wan_steps
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-ROOT = Path(__file__).parents[2]
 STEPS = 60
 OK = {"status": "ok"}
 POINT = {
@@ -22,8 +19,8 @@ POINT = {
 
 
 def test_without_delay_the_predictor_is_the_closed_form() -> None:
-    rows = wan_steps(Config(ROOT)).set_index(["scheme", "outer_link_bits_per_s"])
-    specs = {spec.scheme.name: spec for spec in Config(ROOT).runs(SUITES)}
+    rows = wan_steps(CONFIG).set_index(["scheme", "outer_link_bits_per_s"])
+    specs = {spec.scheme.name: spec for spec in CONFIG.runs(SUITES)}
     assert len(rows) == len(specs) * len(RATES)
     for scheme in ("local-sgd", "slowmo", "diloco"):
         spec = specs[scheme]

@@ -14,11 +14,10 @@ from lowband.predict.request import setting
 from lowband.predict.show.whole_text import lines
 from lowband.predict.whole import HOUR_S, Conditions, whole_run
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
 from lowband.spec.machine import Power
+from tests.checkout import CONFIG, ROOT
+from tests.printed import printed_by
 
-ROOT = Path(__file__).parents[2]
-CONFIG = Config(ROOT)
 JOB = Workload(
     *setting(CONFIG, "dgx-a100", None), CONFIG.model("llama-7b"), CONFIG.scheme("zero3"), 64, 4, 2048
 )
@@ -88,16 +87,14 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.chdir(ROOT)
     job = ["plan", "--cluster", "dgx-a100", "--model", "llama-7b", "--gpus", "64", "--micro-batch", "1"]
     failing = ["--hours-between-failures", "50700", "--restart-minutes", "10", "--checkpoint-seconds", "30"]
-    assert main([*job, "--tokens", "1e12", *failing]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(capsys, *job, "--tokens", "1e12", *failing)
     assert "1e+12 tokens: " in out
     assert "failures and in checkpoints, one every" in out
     assert "MWh at most (the limit that nvidia-smi shows of an A100 SXM4" in out
     assert main([*job, *failing[:2]]) == 2
     assert "--hours-between-failures is for a run of --tokens" in capsys.readouterr().err
     for alone in (failing[:2], failing[2:4], failing[4:]):
-        assert main([*job, "--tokens", "1e12", *alone]) == 2
-        assert f"{alone[0]} is not alone" in capsys.readouterr().err
+        assert f"{alone[0]} is not alone" in printed_by(capsys, *job, "--tokens", "1e12", *alone, code=2)
     for form in ("--json", "--csv"):
         assert main([*job, "--tokens", "1e12", form]) == 2
         assert "--tokens is without --json and --csv" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Sentences of a document, to be compared with the files that their numbers come from."""
+from tests.checkout import ROOT
 
-from report_runs import ROOT
+"""Sentences of a document, to be compared with the files that their numbers come from."""
 
 
 class Text:

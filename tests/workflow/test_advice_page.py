@@ -5,16 +5,14 @@ from pathlib import Path
 
 import browser
 import pytest
-from trees import ROOT
 
 from lowband.predict.request import setting
 from lowband.predict.search.advice import MICRO_BATCHES
 from lowband.predict.show.advice_page import Axes, page
 from lowband.predict.show.advice_text import advise
 from lowband.predict.workload import Workload
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-CONFIG = Config(ROOT)
 SCHEMES = ["zero1", "zero3", "zeropp", "hier3"]
 AXES = Axes(["dgx-a100-40gb", "frontier"], ["llama-7b", "gpt-20b"], [8], SCHEMES, 2048)
 

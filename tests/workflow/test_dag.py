@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 import trees
 import yaml
-from trees import ROOT, copy_tree, planned, snakemake
+from trees import copy_tree, planned, snakemake
 
 from lowband.evidence.report.figures import FIGURES, own_figures
 from lowband.evidence.tables.build import write_table
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_benchmark, read_table
 from tests.called import called
+from tests.checkout import REFERENCE, ROOT
 
 SUITES = sorted(path.stem for path in (ROOT / "config" / "suites").glob("*.yaml"))
 MEASURED = ("box", "peers", "convergence")  # families whose results are shipped where no suite measures them
@@ -104,7 +105,7 @@ def test_kernels_measured_on_a_site_are_put_together_as_the_shipped_ones_are(tre
     """The H100's rows stand for a site's: of it the tables have the shipped ones' rows, and no others."""
     measured = tree / "results" / "own" / "kernels" / "cuda" / "kernels.csv"
     measured.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "results" / "reference" / "h100" / "kernels.csv", measured)
+    shutil.copy(REFERENCE / "h100" / "kernels.csv", measured)
     asked = ["kernels", "--config", "suites=[cuda]", "results=own"]
     result = snakemake(tree, *asked, "--rerun-triggers", "mtime")
     assert result.returncode == 0, result.stderr
@@ -127,7 +128,7 @@ def test_kernels_measured_on_a_site_are_put_together_as_the_shipped_ones_are(tre
 def built(name: str) -> pd.DataFrame:
     """A table from what is shipped, as it is read from a file."""
     with tempfile.TemporaryDirectory() as folder:
-        write_table(name, ROOT / "results" / "reference" / "local" / "tables", Path(folder), ROOT)
+        write_table(name, REFERENCE / "local" / "tables", Path(folder), ROOT)
         return read_table(Path(folder, f"{name}.csv"))
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import trees
 import yaml
-from trees import ROOT, copy_tree
+from trees import copy_tree
 
 from lowband.spec.csv_tables import read_table
 from tests.called import called
+from tests.checkout import ROOT
 
 BLOCK = re.compile(r"```(?P<info>[^\n]*)\n(?P<text>.*?)```", re.DOTALL)
 LINES = re.compile(r"^(?P<verb>append|file|insert)=(?P<path>\S+)$")

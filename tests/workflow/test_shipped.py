@@ -25,7 +25,7 @@ from pandas.testing import assert_frame_equal
 from rocrate.rocrate import ROCrate
 from rocrate_validator import services
 from rocrate_validator.utils.http import HttpRequester
-from trees import PLAIN, ROOT, copy_tree, planned, snakemake
+from trees import PLAIN, copy_tree, planned, snakemake
 
 from lowband.evidence.report.documents.code import claims
 from lowband.evidence.report.figures import FIGURES, write_figure
@@ -33,6 +33,7 @@ from lowband.evidence.report.provenance import METADATA
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
 from tests import environments
+from tests.checkout import REFERENCE, ROOT
 from tests.drawn_figures import check_origin, check_print
 from tests.interpreter import Warm
 
@@ -154,7 +155,7 @@ def test_the_documents_show_these_verdicts(results: Path) -> None:
 def test_predictions_are_the_shipped_ones(results: Path) -> None:
     """Unit tests take these for what the predictor says."""
     for name in {*PREDICTED} - {"frontier_map"}:
-        shipped = read_table(ROOT / "results" / "reference" / "predicted" / f"{name}.csv")
+        shipped = read_table(REFERENCE / "predicted" / f"{name}.csv")
         assert_frame_equal(read_table(results / "tables" / f"{name}.csv"), shipped, rtol=1e-9, obj=name)
 
 

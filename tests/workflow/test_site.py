@@ -8,11 +8,11 @@ from urllib.parse import unquote
 
 import browser
 import pytest
-from trees import ROOT
 
 import lowband
 from lowband.__main__ import command_line
 from tests.called import called
+from tests.checkout import ROOT
 
 pytest.importorskip("sphinx", reason="pip install -e '.[site]'")
 

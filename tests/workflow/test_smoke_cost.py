@@ -4,7 +4,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "smoke_cost.py"
+from tests.checkout import ROOT
+
+SCRIPT = ROOT / "workflow" / "scripts" / "smoke_cost.py"
 SPEC = importlib.util.spec_from_file_location("smoke_cost", SCRIPT)
 assert SPEC is not None
 assert SPEC.loader is not None

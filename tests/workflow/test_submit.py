@@ -17,15 +17,14 @@ from pathlib import Path
 
 import pytest
 import trees
-from trees import ROOT, copy_tree
+from trees import copy_tree
 
 from lowband.run.submit import why_not
 from lowband.spec.batch_script import batch_script, sbatch_options
-from lowband.spec.config import Config
 from lowband.spec.job import ACCOUNT, PARTITION, QOS
 from tests.called import called
+from tests.checkout import CONFIG, ROOT
 
-CONFIG = Config(ROOT)
 FIRST = (ROOT / "docs" / "sites.md").read_text()
 SITES = ("cuda", "frontier", "lumi", "perlmutter")
 VERSION = "slurm-wlm 22.05.8"  # Debian 12's, whose parser reads the lines

@@ -10,10 +10,10 @@ from zipfile import ZipFile
 
 import pytest
 from packaging.metadata import Metadata
-from trees import ROOT
 
 import lowband
 from tests import environments
+from tests.checkout import ROOT
 
 EXAMPLE = """
 import torch

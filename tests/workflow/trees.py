@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tests.called import called
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "workflow", "config", "envs", "slurm", "src", "CITATION.cff", "LICENSE")
 # What commands without torch import most of their time.
 PLAIN = (

@@ -26,7 +26,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, keeps_secondary
+from lowband.cost.memory import STATE_BYTES, keeps_secondary
 from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
@@ -203,7 +203,7 @@ def _of_optimizer(
             if not placed.is_moved:
                 yield HOST, row.name, shards * DTYPE_BYTES[row.dtype(compute_dtype, reduce_dtype)]
             if placed.is_moved or placed.optim_tier == DISK:
-                yield placed.optim_tier, row.name, shards * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+                yield placed.optim_tier, row.name, shards * STATE_BYTES
 
 
 def times(row: Collective, scheme: Scheme, accumulation: int, order: Order) -> int | Fraction:

@@ -16,13 +16,12 @@ rate. Left out: the manifest, buffers, generators' states, and the file system's
 
 from typing import NamedTuple
 
-from lowband.cost.collectives import GIGA, Case, share
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, replica_bytes
+from lowband.cost.collectives import Case, share
+from lowband.cost.memory import STATE_BYTES, replica_bytes
+from lowband.cost.numbers import GIGA
 from lowband.spec.machine import Storage
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
-
-STATE_BYTES = MASTER_BYTES + ADAM_MOMENT_BYTES  # of each parameter, in each replica
 
 
 class CheckpointTime(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from lowband.cost.bytes import Transfer
-from lowband.cost.numbers import Num
+from lowband.cost.numbers import GIGA, Num
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import Hop, Joined
 from lowband.spec.sourced import Bound, Fact
@@ -32,25 +32,25 @@ from lowband.spec.stack import ANY, Stack
 from lowband.spec.step import Pattern, pattern_of
 
 Case = Literal["slow", "value", "fast"]  # slow, fast: every constant at that end of its interval
-MICRO, GIGA = 1e-6, 1e9
+# By case, the end of an interval: of an efficiency or a rate, and of a count or a time.
+LOW_IS_SLOW: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
+HIGH_IS_SLOW: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
+MICRO = 1e-6
 
 
 def share(fact: Fact | None, case: Case) -> float:
-    """An efficiency; 1 if none is stated. The low end of its interval is the slow case."""
-    ends: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
-    return 1.0 if fact is None else fact.at(ends[case])
+    """An efficiency; 1 if none is stated."""
+    return 1.0 if fact is None else fact.at(LOW_IS_SLOW[case])
 
 
 def number(fact: Fact | None, case: Case) -> float:
-    """A count; 1 if none is stated. The high end of its interval is slow."""
-    ends: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
-    return 1.0 if fact is None else fact.at(ends[case])
+    """A count; 1 if none is stated."""
+    return 1.0 if fact is None else fact.at(HIGH_IS_SLOW[case])
 
 
 def seconds(fact: Fact | None, case: Case) -> float:
-    """A time in microseconds, in seconds; 0 if none is stated. The high end of its interval is slow."""
-    ends: dict[Case, Bound] = {"slow": "high", "value": "value", "fast": "low"}
-    return 0.0 if fact is None else fact.at(ends[case]) * MICRO
+    """A time in microseconds, in seconds; 0 if none is stated."""
+    return 0.0 if fact is None else fact.at(HIGH_IS_SLOW[case]) * MICRO
 
 
 def _between(known: Mapping[int, float], count: int) -> float:

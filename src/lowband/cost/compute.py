@@ -32,7 +32,7 @@ import numpy as np
 
 from lowband.cost import linear as of_linear
 from lowband.cost.activations import HALF, Recompute
-from lowband.cost.collectives import GIGA, Case, seconds, share
+from lowband.cost.collectives import Case, seconds, share
 from lowband.cost.flops import (
     BACKWARD_MATMUL,
     attention_flops_per_token,
@@ -44,7 +44,7 @@ from lowband.cost.flops import (
 from lowband.cost.lora import KERNELS as ADAPTER_KERNELS
 from lowband.cost.lora import Lora
 from lowband.cost.memory import ADAM_MOMENT_BYTES
-from lowband.cost.numbers import Num
+from lowband.cost.numbers import GIGA, Num
 from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine

@@ -56,9 +56,9 @@ class Moved:
         return self.fetched + self.written
 
 
-def order_of_step(units: Sequence[str], trains: bool = True) -> list[Access]:
+def order_of_step(units: Sequence[str]) -> list[Access]:
     """Accesses of a step with recomputation: forward through all units, and back, where each is written."""
-    return [*(Access(unit) for unit in units), *(Access(unit, trains) for unit in reversed(units))]
+    return [*(Access(unit) for unit in units), *(Access(unit, True) for unit in reversed(units))]
 
 
 def moved(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from lowband.cost.activations import to_host_bytes
 from lowband.cost.bytes import cut_shapes, expert_numels, experts_apart, unit_numels
-from lowband.cost.memory import start_bytes, state_bytes
+from lowband.cost.memory import start_bytes, state_bytes, together
 from lowband.cost.stages import stages_states
 from lowband.spec.activations import KEPT_KIND
 from lowband.spec.axes import Axes
@@ -34,11 +34,7 @@ def held_bytes(spec: RunSpec, backend: str, with_start: bool = False) -> dict[st
         )
         for numels, levels in of_units
     ]
-    # Messages of both are not held at once.
-    closed = {
-        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
-        for kind in of_both[0]
-    }
+    closed = together(of_both)
     if spec.recompute == "host":
         block = to_host_bytes(spec.model, spec.micro_batch, spec.seq_len, spec.compute_dtype)
         closed[KEPT_KIND] = (spec.accumulation if spec.order == "breadth" else 1) * spec.model.layers * block

@@ -22,7 +22,7 @@ NAMES = "matrix_gather", "matrix_return"
 
 
 def update_cost(shape: Shape) -> float:
-    """Relative, of Muon's: as the engine deals matrices out."""
+    """Relative, of Muon's orthogonalization: products a x b by b x a, a x a by a x a, a x a by a x b."""
     a, b = sorted(shape)
     return 2.0 * a * a * b + a**3
 

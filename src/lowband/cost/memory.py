@@ -40,19 +40,24 @@ each state sharded over its own level.
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 from lowband.cost.buffers import buffer_bytes
+from lowband.cost.numbers import Num
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Order, Pattern, passes
 from lowband.spec.sync import Sync
-from lowband.spec.tiers import DEVICE, DISK, HOST, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, Tier, at
 from lowband.spec.wire import DTYPE_BYTES
+
+N = TypeVar("N", int, Num)
 
 MASTER_BYTES = 4
 GRAD_BYTES = 4  # accumulated in fp32
 ADAM_MOMENT_BYTES = 8
+STATE_BYTES = MASTER_BYTES + ADAM_MOMENT_BYTES  # of a parameter, read and written by each step
 # Of other optimizers: two moments of a byte and their scales (arXiv 2110.02861); Muon's momentum (Jordan et
 # al., 2024). The few values that are no matrices count as if they were.
 MOMENT_BYTES = {"adamw": ADAM_MOMENT_BYTES, "adamw8bit": 2 * (1 + 4 / 256), "muon": 4}
@@ -119,18 +124,17 @@ def state_bytes(
     at_grads = summed_bytes * numel // levels.size(scheme.grads) if keeps_grads else 0
     summed = unit_numels[0] + blocks[-1] if accumulation > 1 and not keeps_grads else 0
     of_messages = levels, compute_dtype, reduce_dtype, backend, pattern
-    of_parts: dict[str, int] = {}  # of units whose states are in one place
+    parts = []  # each of units whose states are in one place
     for placed, numels in scheme.parts(unit_numels):
         is_kept = keeps_weights_copy(placed, levels, compute_dtype == "fp32")
         here = {
             "weights": b_c * sum(numels) // levels.size(scheme.weights) if is_kept else 0,
             "grads": grad_bytes * sum(numels) // levels.size(scheme.optim),
-            "optim": (MASTER_BYTES + ADAM_MOMENT_BYTES) * sum(numels) // levels.size(scheme.optim),
+            "optim": STATE_BYTES * sum(numels) // levels.size(scheme.optim),
             "buffers": buffer_bytes(numels, placed, *of_messages),
         }
-        for kind, held in beyond_bytes(numels, placed, levels, b_c, here).items():
-            most = max if kind.startswith("buffers") else int.__add__
-            of_parts[kind] = most(of_parts.get(kind, 0), held)
+        parts.append(beyond_bytes(numels, placed, levels, b_c, here))
+    of_parts = together(parts)
     return {
         "weights": of_parts.pop("weights"),
         "secondary": secondary,
@@ -157,29 +161,59 @@ def beyond_bytes(
     compute_bytes: of the compute dtype
     device: were all on the device
     """
-    ranks, state = levels.size(scheme.optim), MASTER_BYTES + ADAM_MOMENT_BYTES
-    held, numel, buffers = dict(device), sum(unit_numels), 0
-    two = state * largest_two(unit_numels) // ranks
+    ranks, held, numel = levels.size(scheme.optim), dict(device), sum(unit_numels)
+    two = largest_two(unit_numels) // ranks
+    buffers = 0
     if (tier := scheme.optim_tier) != DEVICE:
-        held |= {"optim": 0, at("optim", tier): state * numel // ranks, at("grads", HOST): 0}
-        held[at("buffers", HOST)] = 0
-    if scheme.is_moved:
-        held["weights"] += compute_bytes * numel // ranks if levels.hops(scheme.weights, scheme.optim) else 0
-        held["buffers"] = max(device["buffers"], two)
-    elif tier != DEVICE:
-        steps = 2 if scheme.is_late else 1  # whose gradients are there at once
-        held |= {"grads": 0, at("grads", HOST): steps * GRAD_BYTES * numel // ranks}
-        buffers = compute_bytes * max(unit_numels) // ranks
-        if tier == DISK or scheme.is_late:
-            held[at("weights", HOST)] = compute_bytes * numel // ranks
-        if tier == DISK:
-            buffers = max(buffers, two)
+        by_host, on_device = (0, numel // ranks) if scheme.is_moved else (numel // ranks, 0)
+        held |= {"optim": 0} | optim_beyond(tier, by_host, on_device, compute_bytes, scheme.is_late)
+        if scheme.is_moved:
+            held["weights"] += compute_bytes * on_device if levels.hops(scheme.weights, scheme.optim) else 0
+            held |= {"buffers": max(device["buffers"], STATE_BYTES * two), at("buffers", HOST): 0}
+        else:
+            held["grads"] = 0
+            buffers = max(on_their_way(tier, max(unit_numels) // ranks, two, compute_bytes))
     if (tier := scheme.weights_tier) != DEVICE:
-        ranks, kind = levels.size(scheme.weights), at("weights", tier)
-        held |= {"weights": 0, kind: held.get(kind, 0) + compute_bytes * numel // ranks}
+        ranks = levels.size(scheme.weights)
+        held |= weights_beyond(tier, held, compute_bytes * numel // ranks)
         if tier == DISK:
             buffers = max(buffers, compute_bytes * max(unit_numels) // ranks)
     return {**held, at("buffers", HOST): buffers} if buffers else held
+
+
+def together(of_units: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The bytes of several kinds of units, by kind of memory: their messages are not held at once."""
+    return {
+        kind: (max if kind.startswith("buffers") else sum)(held.get(kind, 0) for held in of_units)
+        for kind in dict.fromkeys(kind for held in of_units for kind in held)
+    }
+
+
+def optim_beyond(tier: Tier, by_host: N, on_device: N, compute_bytes: int, is_late: bool) -> dict[str, N]:
+    """What lies beyond the device with optimizer states that lie in a tier, by kind, but for buffers.
+
+    by_host, on_device: a rank's elements, by where they are updated
+    """
+    there = {
+        at("optim", tier): STATE_BYTES * (by_host + on_device),
+        at("grads", HOST): (2 if is_late else 1) * GRAD_BYTES * by_host,  # of so many steps at once
+    }
+    if tier == DISK or is_late:  # new ones, until they are fetched
+        there[at("weights", HOST)] = compute_bytes * by_host
+    return there
+
+
+def on_their_way(tier: Tier, largest: N, two: N, compute_bytes: int) -> tuple[N, N | int]:
+    """Buffers in host memory, of which the larger counts: of new weights, and of states.
+
+    largest, two: elements of the largest unit that the host updates, and of the largest two in turn
+    """
+    return compute_bytes * largest, STATE_BYTES * two if tier == DISK else 0
+
+
+def weights_beyond(tier: Tier, held: Mapping[str, N], size: N) -> dict[str, N]:
+    """The copy for the computation in a tier, in place of that on the device. held: what else lies there"""
+    return {"weights": 0 * size, at("weights", tier): held.get(at("weights", tier), 0) + size}
 
 
 def largest_two(numels: Sequence[int]) -> int:

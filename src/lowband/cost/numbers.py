@@ -1,4 +1,4 @@
-"""The type of a predicted quantity: one number, or an array with one entry per point of a grid."""
+"""The type of a predicted quantity, one number or an array with one entry per point of a grid; units."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Num = float | NDArray[Any]
+
+GIGA = 1e9
+GIB = 2**30
 
 
 def stacked(shape: tuple[int, ...], points: Sequence[Mapping[str, Num]]) -> dict[str, Num]:

@@ -31,8 +31,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
-from lowband.cost.numbers import Num
+from lowband.cost.memory import GRAD_BYTES, STATE_BYTES
+from lowband.cost.numbers import GIGA, Num
 from lowband.errors import UserError
 from lowband.spec.machine import Tier, TierName
 from lowband.spec.offload import Offload
@@ -41,9 +41,7 @@ from lowband.spec.sourced import Bound, Fact
 State = Literal["weights", "optimizer", "activations"]
 STATES: tuple[State, ...] = ("weights", "optimizer", "activations")
 
-UPDATE_BYTES = 2 * (MASTER_BYTES + ADAM_MOMENT_BYTES) + GRAD_BYTES  # read and written by an update
-MOVED_BYTES = MASTER_BYTES + ADAM_MOMENT_BYTES  # of a parameter that is updated elsewhere, each way
-GIGA = 1e9
+UPDATE_BYTES = 2 * STATE_BYTES + GRAD_BYTES  # read and written by an update
 
 
 def intensity(state: State, tokens: Num, hidden: int, every: int = 1) -> Num:
@@ -192,14 +190,14 @@ def _every(share: Num, stride: Num) -> Num:
 def update_s(parameters: Num, rates: Rates, stride: Num = 0) -> Num:
     """Seconds in which a rank's parameters beyond the device are updated; rates: of the host's memory."""
     on_device = _every(1.0, stride)
-    memory = (UPDATE_BYTES * (1 - on_device) + 2 * MOVED_BYTES * on_device) / rates.update
-    way = MOVED_BYTES * on_device / np.minimum(rates.fetch, rates.stash)
+    memory = (UPDATE_BYTES * (1 - on_device) + 2 * STATE_BYTES * on_device) / rates.update
+    way = STATE_BYTES * on_device / np.minimum(rates.fetch, rates.stash)
     return parameters * np.maximum(memory, way) / GIGA
 
 
-def best_stride(rates: Rates, most: int = 10) -> int:
-    """The stride with the shortest update, 0 or 2 to `most`; the longer one of equals."""
-    strides = [0, *range(most, 1, -1)]
+def best_stride(rates: Rates) -> int:
+    """The stride with the shortest update, 0 or 2 to 10; the longer one of equals."""
+    strides = [0, *range(10, 1, -1)]
     times = {stride: float(update_s(1.0, rates, stride)) for stride in strides}
     best: int = min(times, key=times.__getitem__)
     return best

@@ -20,13 +20,14 @@ from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
 from lowband.cost.lora import of_frozen
 from lowband.cost.memory import (
-    ADAM_MOMENT_BYTES,
     MASTER_BYTES,
     MOMENT_BYTES,
+    STATE_BYTES,
     are_gathered,
     state_bytes,
+    together,
 )
-from lowband.cost.numbers import Num, stacked
+from lowband.cost.numbers import GIB, Num, stacked
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
@@ -38,8 +39,6 @@ from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
 from lowband.spec.tiers import Tier, at
 from lowband.spec.wire import DTYPE_BYTES
-
-GIB = 2**30
 
 
 def memory_items(job: Workload) -> dict[str, Num]:
@@ -79,7 +78,7 @@ def items_at(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[
     once = more if several.all() else _states(job, place, 1)
     items: dict[str, Num] = {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
     moments = MOMENT_BYTES[job.stack.optimizer]
-    items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / (MASTER_BYTES + ADAM_MOMENT_BYTES))
+    items["optim"] = items["optim"] * ((MASTER_BYTES + moments) / STATE_BYTES)
     items |= of_passes
     items["start"] = _start_bytes(job, place)
     items["framework"] = _value(job.machine.device.framework_gib, 0) * GIB
@@ -162,7 +161,7 @@ def _with_weights(scheme: Scheme, tier: Tier) -> Scheme:
 
 
 def _states_under(scheme: Scheme, job: Workload, place: Place, accumulation: int) -> dict[str, int]:
-    """Bytes of each state, of experts that ranks divide, too; messages of both are not held at once."""
+    """Bytes of each state, of experts that ranks divide, too."""
     of_both = [
         _of_shards(
             numels, scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
@@ -172,10 +171,7 @@ def _states_under(scheme: Scheme, job: Workload, place: Place, accumulation: int
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
     ]  # fmt: skip
-    found = {
-        kind: (max if kind.startswith("buffers") else sum)(states[kind] for states in of_both)
-        for kind in of_both[0]
-    }
+    found = together(of_both)
     return _of_stages(job, place, found, accumulation) if job.is_in_stages else found
 
 
@@ -213,7 +209,7 @@ def peak_bytes(items: Mapping[str, Num], accumulates: Num) -> Num:
     they accumulate; after the backward, with all gradients."""
     weights = items["weights"] + items["secondary"] + items["framework"]
     weights = weights + sum(items.get(kind, 0) for kind in ("anchor", "outer", "in_flight"))
-    masters = items["optim"] * MASTER_BYTES / (MASTER_BYTES + ADAM_MOMENT_BYTES)
+    masters = items["optim"] * MASTER_BYTES / STATE_BYTES
     last = np.maximum(items["logits"], np.maximum(items.get("context", 0), items.get("linear", 0)))
     at_loss = items["activations"] + items.get("copies", 0) + last + np.where(accumulates, items["grads"], 0)
     after = items["grads"] + items["buffers"]

@@ -8,8 +8,8 @@ import numpy as np
 
 from lowband.cost.activations import Recompute
 from lowband.cost.flops import hardware_flops_per_token, keys_seen, model_flops_per_token
-from lowband.cost.numbers import Num
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.cost.numbers import GIB, Num
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.interval import step_interval
 from lowband.predict.tiers import held, short_by
 from lowband.predict.time import step_time

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.cost.numbers import Num
+from lowband.cost.numbers import GIB, Num
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine

@@ -24,21 +24,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowband.cost.collectives import Case
-from lowband.cost.memory import ADAM_MOMENT_BYTES, GRAD_BYTES, MASTER_BYTES
-from lowband.cost.numbers import Num, join
-from lowband.cost.tiers import GIGA, MOVED_BYTES, Beyond, Rates, update_s
+from lowband.cost.collectives import LOW_IS_SLOW, Case
+from lowband.cost.memory import GRAD_BYTES, STATE_BYTES, on_their_way, optim_beyond, weights_beyond
+from lowband.cost.numbers import GIB, GIGA, Num, join
+from lowband.cost.tiers import Beyond, Rates, update_s
 from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
-from lowband.spec.sourced import Bound
 from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
-
-GIB = 2**30
-ENDS: dict[Case, Bound] = {"slow": "low", "value": "value", "fast": "high"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def tier_waits(
             update = join(forwards_s + backwards_s, update, overlap) - forwards_s - backwards_s
         if beyond.optim == "disk":
             disk = way(job, "disk", case)
-            update = join(update, own * MOVED_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
+            update = join(update, own * STATE_BYTES / GIGA * (1 / disk.fetch + 1 / disk.stash), overlap)
             if job.stack.hidden_updates:
                 first = forwards_s / job.passes
                 update = join(first, update, overlap) - first
@@ -102,10 +98,10 @@ def shard(job: Workload, place: Place, level: str) -> Num:
 def way(job: Workload, tier: TierName, case: Case) -> Rates:
     """Rates of one rank between its device and a tier, all of its node's at once."""
     ranks = min(job.machine.node_size, job.ranks)
-    host = Rates.of(job.machine.tier("host"), ranks, ENDS[case])
+    host = Rates.of(job.machine.tier("host"), ranks, LOW_IS_SLOW[case])
     if tier == "host":
         return host
-    disk = Rates.of(job.machine.tier(tier), ranks, ENDS[case])
+    disk = Rates.of(job.machine.tier(tier), ranks, LOW_IS_SLOW[case])
     return Rates(np.minimum(host.fetch, disk.fetch), np.minimum(host.stash, disk.stash), disk.update)
 
 
@@ -115,44 +111,40 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         return dict(items)
     is_counted = job.scheme.offload is not None  # by unit (cost/memory.py)
     found = {kind: size for kind, size in items.items() if is_counted or not kind.startswith("weights@")}
-    copy = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype]
+    size = DTYPE_BYTES[job.compute_dtype]
+    copy = shard(job, place, job.scheme.weights) * size
     if beyond.optim is not None and not is_counted:
         of_all = shard(job, place, job.scheme.optim)
-        there = beyond.share * of_all
-        here, returns = of_all - there, beyond.moved * of_all
-        found["optim"] = here * (MASTER_BYTES + ADAM_MOMENT_BYTES)
-        found["grads"] = np.where(job.keeps_grads, items["grads"], (here + returns) * GRAD_BYTES)
+        there, on_device = beyond.share * of_all, beyond.moved * of_all
+        here, by_host = of_all - there, there - on_device
+        found["optim"] = here * STATE_BYTES
+        found["grads"] = np.where(job.keeps_grads, items["grads"], (here + on_device) * GRAD_BYTES)
         found["weights"] = np.maximum(items["weights"], beyond.share * copy)  # no master stands in for it
         if job.levels.hops(job.scheme.weights, job.scheme.optim):  # new ones of what returns, until a gather
-            found["weights"] = found["weights"] + returns * DTYPE_BYTES[job.compute_dtype]
-        found[f"optim@{beyond.optim}"] = there * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+            found["weights"] = found["weights"] + on_device * size
+        found |= optim_beyond(beyond.optim, by_host, on_device, size, job.is_late)
         if job.scheme.optim_tier == DEVICE:  # else these are counted
-            found |= _on_their_way(job, place, beyond, found)
-        found["grads@host"] = (2 if job.is_late else 1) * (there - returns) * GRAD_BYTES
-        if beyond.optim == "disk" or job.is_late:  # new weights, until they are fetched
-            found["weights@host"] = there * DTYPE_BYTES[job.compute_dtype]
+            found |= _on_their_way(job, place, beyond, by_host, found)
     if beyond.weights is not None:
-        found[f"weights@{beyond.weights}"] = found.get(f"weights@{beyond.weights}", 0.0) + copy
-        found["weights"] = 0.0
+        found |= weights_beyond(beyond.weights, found, copy)
     return found
 
 
-def _on_their_way(job: Workload, place: Place, beyond: Beyond, items: Mapping[str, Num]) -> dict[str, Num]:
-    """Buffers, with those of units' gradients, new weights and states on their way (cost/memory.py)."""
+def _on_their_way(
+    job: Workload, place: Place, beyond: Beyond, by_host: Num, items: Mapping[str, Num]
+) -> dict[str, Num]:
+    """Buffers, with those of units' gradients, new weights and states on their way. by_host: elements"""
+    assert beyond.optim is not None
     ranks, alike = job.levels.size(job.scheme.optim), job.levels_alike.size(job.scheme.optim)
     units = [*(n / ranks for n in place.numels), *(n / alike for n in place.expert_numels)]
-    state, two = MASTER_BYTES + ADAM_MOMENT_BYTES, sum(sorted(units)[-2:])
+    two = sum(sorted(units)[-2:])
     coming = two if beyond.coming is None else beyond.coming / ranks
-    staying = max(units) if beyond.staying is None else beyond.staying / ranks
-    by_host = (beyond.share - beyond.moved) * shard(job, place, job.scheme.optim)
-    staying = np.minimum(staying, by_host)
-    stashed = staying  # by bucket where every rank has the whole gradient (spec/buckets.py)
-    if job.levels.world > ranks == 1:
-        stashed = np.maximum(staying, np.minimum(by_host, BUCKET_NUMEL))
-    here = np.maximum(GRAD_BYTES * stashed, np.where(beyond.moved, state * coming, 0.0))
-    there = staying * DTYPE_BYTES[job.compute_dtype]
-    if beyond.optim == "disk":
-        there = np.maximum(there, state * two)
+    largest = max(units) if beyond.staying is None else beyond.staying / ranks
+    stashed = largest = np.minimum(largest, by_host)
+    if job.levels.world > ranks == 1:  # by bucket: every rank has the whole gradient (spec/buckets.py)
+        stashed = np.maximum(largest, np.minimum(by_host, BUCKET_NUMEL))
+    here = np.maximum(GRAD_BYTES * stashed, np.where(beyond.moved, STATE_BYTES * coming, 0.0))
+    there = np.maximum(*on_their_way(beyond.optim, largest, two, DTYPE_BYTES[job.compute_dtype]))
     kind = at("buffers", HOST)
     return {"buffers": np.maximum(items["buffers"], here), kind: np.maximum(items.get(kind, 0.0), there)}
 

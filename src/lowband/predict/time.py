@@ -56,9 +56,8 @@ from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
 from lowband.cost.memory import MOMENT_BYTES
-from lowband.cost.numbers import Num, join, stacked
+from lowband.cost.numbers import GIGA, Num, join, stacked
 from lowband.cost.stragglers import slower
-from lowband.cost.tiers import GIGA
 from lowband.predict.bubble import along_pipeline
 from lowband.predict.context import waits
 from lowband.predict.experts import route_waits

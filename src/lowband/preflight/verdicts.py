@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from lowband.cost.numbers import GIB
 from lowband.engine.transport.hosts import check_hosts
 from lowband.errors import UserError
 from lowband.preflight.facts import RankFacts
@@ -14,7 +15,6 @@ from lowband.spec.mesh import Levels
 
 SLOW = 0.8  # share of the expected rate below which a link or a file system is wrong
 MOST_SKEW_S = 1.0  # make-like tools compare times of files to the second
-GIB = 2**30
 
 Verdict = Literal["ok", "wrong", "not checked"]
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowband.box import links, slurm
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError, install
 from lowband.kernels import c_library
 from lowband.run.environment import cpu_name
@@ -35,14 +36,14 @@ Row = tuple[str, str, str]
 def _machine() -> Iterator[Row]:
     yield "python", sys.version.split()[0], "" if sys.version_info >= (3, 11) else "3.11 or later is needed"
     yield "processor", cpu_name(), "make reproduce runs up to 8 ranks on it; 2 cores are enough"
-    memory_gib = free_memory() / 2**30
+    memory_gib = free_memory() / GIB
     enough = memory_gib >= NEEDED_MEMORY_GIB
     yield (
         "memory free",
         f"{memory_gib:.1f} GiB",
         "enough" if enough else f"make reproduce needs {NEEDED_MEMORY_GIB} GiB",
     )
-    disk_gib = shutil.disk_usage(Path.cwd()).free / 2**30
+    disk_gib = shutil.disk_usage(Path.cwd()).free / GIB
     enough = disk_gib >= NEEDED_DISK_GIB
     yield "disk free here", f"{disk_gib:.1f} GiB", "enough" if enough else f"{NEEDED_DISK_GIB} GiB are needed"
 

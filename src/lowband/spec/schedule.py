@@ -6,6 +6,7 @@ when each action ends (cost/timeline.py). Named schedules are rows of spec/sched
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from lowband.errors import UserError
@@ -137,23 +138,15 @@ def peak(lists: Lists) -> list[int]:
 
     They are held from the forward until the backward has ended, a split one until its weight part has.
     """
-    found = []
-    for of_rank in lists:
-        held = most = 0
-        for action in of_rank:
-            held += (action.kind == "forward") - (action.kind in ("backward", "weight"))
-            most = max(most, held)
-        found.append(most)
-    return found
+    return [_most(of_rank, "forward", ("backward", "weight")) for of_rank in lists]
 
 
 def owed(lists: Lists) -> list[int]:
     """Weight parts that wait at the fullest moment, by rank; an input part that is computed counts."""
-    found = []
-    for of_rank in lists:
-        waiting = most = 0
-        for action in of_rank:
-            waiting += (action.kind == "input") - (action.kind == "weight")
-            most = max(most, waiting)
-        found.append(most)
-    return found
+    return [_most(of_rank, "input", ("weight",)) for of_rank in lists]
+
+
+def _most(actions: Sequence[Action], begins: Kind, ends: Sequence[Kind]) -> int:
+    """Of what such actions begin and end, how much there is at once at the most."""
+    changes = ((action.kind == begins) - (action.kind in ends) for action in actions)
+    return max(accumulate(changes, initial=0))

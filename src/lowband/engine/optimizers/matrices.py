@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.optimizers.matrix_owners import Matrix, deal, newton_schulz
+from lowband.cost.matrices import update_cost
+from lowband.engine.optimizers.matrix_owners import Matrix, deal
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
@@ -67,7 +68,7 @@ class Matrices:
         self,
         module: nn.Module,
         select: Callable[[str, tuple[int, ...]], bool] | None = None,
-        cost: Callable[[tuple[int, ...]], float] = newton_schulz,
+        cost: Callable[[tuple[int, ...]], float] = update_cost,
         over: str | None = None,
     ) -> None:
         self._engine = engine_of(module)

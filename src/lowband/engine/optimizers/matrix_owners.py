@@ -14,12 +14,6 @@ from lowband.engine.units.unit import Unit
 from lowband.spec.partition import intersect, shard_range, shard_ranks
 
 
-def newton_schulz(shape: tuple[int, ...]) -> float:
-    """Relative cost of Muon's orthogonalization: products a x b by b x a, a x a by a x a, a x a by a x b."""
-    a, b = sorted(shape)
-    return 2.0 * a * a * b + a**3
-
-
 @dataclass
 class Matrix:
     """A selected parameter; on its owner, with its whole value.

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from lowband.cost.memory import (
-    ADAM_MOMENT_BYTES,
-    MASTER_BYTES,
+    STATE_BYTES,
     are_gathered,
     keeps_secondary,
     keeps_weights_copy,
@@ -131,7 +130,7 @@ class RankShards:
                 where=f"scheme '{self._scheme.name}'",
                 allowed="lowband.shard(..., disk=folder)",
             )
-        states = self.master.numel() * (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        states = self.master.numel() * STATE_BYTES
         return OnDisk(self.master, self._rounded(), disk.file(unit, states), self._collectives)
 
     def _rounded(self) -> torch.Tensor:

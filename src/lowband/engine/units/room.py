@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES, beyond_bytes
+from lowband.cost.memory import MASTER_BYTES, STATE_BYTES, beyond_bytes
 from lowband.engine.transport.everyone import everyones
 from lowband.errors import UserError
 from lowband.spec.free_memory import free_memory
@@ -48,7 +48,7 @@ def _needed(units: Iterable[Placed], compute_bytes: int) -> int:
     for parameters, scheme, levels in units:
         numel = UnitLayout.of([tuple(p.shape) for p in parameters], levels.world).numel
         held = beyond_bytes([numel], scheme, levels, compute_bytes, dict.fromkeys(("weights", "buffers"), 0))
-        masters = held.get(at("optim", HOST), 0) * MASTER_BYTES // (MASTER_BYTES + ADAM_MOMENT_BYTES)
+        masters = held.get(at("optim", HOST), 0) * MASTER_BYTES // STATE_BYTES
         grads = held.get(at("grads", HOST), 0) if parameters[0].requires_grad else 0
         needed += masters + grads + held.get(at("weights", HOST), 0)
     return needed

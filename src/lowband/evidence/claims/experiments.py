@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table
@@ -64,7 +65,7 @@ class Experiment(Strict):
             return None
         runs = self._shipped_runs(self.measured, config)
         runs = runs[runs["provenance"] == "measured"]
-        return float((runs["ranks"] * runs["peak_memory_bytes_max"]).max()) / 2**30
+        return float((runs["ranks"] * runs["peak_memory_bytes_max"]).max()) / GIB
 
     @staticmethod
     def _shipped_runs(measured: Measured, config: Path) -> pd.DataFrame:

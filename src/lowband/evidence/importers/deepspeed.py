@@ -6,6 +6,7 @@ Its samples count all ranks; its GB are GiB.
 import re
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.importers import Malformed, number, whole
 
 _MARK = "RunningAvgSamplesPerSec="
@@ -24,5 +25,5 @@ def parse(line: str) -> dict[str, Any] | None:
     return {
         "step": whole(found["step"], "step"),
         "samples_per_s": number(found["samples"], "CurrSamplesPerSec"),
-        "peak_memory_bytes": number(found["memory"], "MaxMemAllocated") * 2**30,
+        "peak_memory_bytes": number(found["memory"], "MaxMemAllocated") * GIB,
     }

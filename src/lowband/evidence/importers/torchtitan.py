@@ -6,6 +6,7 @@
 import re
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.importers import Malformed, number, whole
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,5 +38,5 @@ def parse(line: str) -> dict[str, Any] | None:
     return {
         "step": whole(start["step"], "step"),
         **values,
-        "peak_memory_bytes": number(size, "memory") * 2**30,
+        "peak_memory_bytes": number(size, "memory") * GIB,
     }

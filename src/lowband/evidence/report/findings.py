@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lowband.cost.collectives import GIGA, Network
+from lowband.cost.collectives import Network
+from lowband.cost.numbers import GIGA
 from lowband.evidence.tables.derived import box, box_ratios
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_published, read_table

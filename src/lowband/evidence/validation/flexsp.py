@@ -34,13 +34,14 @@ from lowband.spec.model import ModelSpec
 RANKS, STATIC, UNTRIED, UNTRIED_TO = 64, 64, 32, 192_000
 DEGREES = [1, 2, 4, 8, 16, 32, 64]
 STATE_BYTES = 16
+BATCHES = 4  # of the published ones, those that are predicted
 PAD = 2 * RANKS  # a length is padded to a multiple, as the solver does
 
 
-def flexsp(config: Config, batches: int = 4) -> pd.DataFrame:
+def flexsp(config: Config) -> pd.DataFrame:
     """One row per published ratio: predicted, off in % of what was published, and that of zones beside."""
     printed = reported(config, "12_flexsp.csv")
-    lengths = reported(config, "12_flexsp_lengths.csv")["lengths"][:batches]
+    lengths = reported(config, "12_flexsp_lengths.csv")["lengths"][:BATCHES]
     padded = [[-(-int(n) // PAD) * PAD for n in line.split()] for line in lengths]
     published = printed[printed["metric"] == "speedup"]
     rows = []

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from lowband.cost.tiers import GIGA, UPDATE_BYTES, Rates, update_s
+from lowband.cost.numbers import GIGA
+from lowband.cost.tiers import UPDATE_BYTES, Rates, update_s
 from lowband.evidence.validation import reported
 from lowband.evidence.validation.validate import with_facts
 from lowband.predict.request import setting

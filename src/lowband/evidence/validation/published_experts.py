@@ -33,6 +33,7 @@ SHAPES = {"XS": (6, 512, 8), "Small": (12, 768, 12), "Medium": (24, 1024, 16)}  
 SEQ_LEN, SHARE = 1024, 64  # of a GPU, of 512 sequences
 NODE, NVLINK = 8, 160  # GPUs, 10^9 bytes a second
 HIDDEN, EXPERTS, TOP_K = 7168, 256, 8
+PREFILL_TOKENS, DECODE_TOKENS = 4096, 128  # of a rank, where bandwidth and where latency is published
 FP8_ROW = HIDDEN + HIDDEN // 128 * 4
 BITS = 8
 
@@ -112,20 +113,20 @@ def _levels(ranks: int) -> Levels:
     return Levels.fit({"node": NODE}, ranks)
 
 
-def bandwidth(network: Network, ranks: int, way: str, level: str, tokens: int = 4096) -> float:
+def bandwidth(network: Network, ranks: int, way: str, level: str) -> float:
     """Bytes a second over a level, in the hop that crosses it."""
     of_token = FP8_ROW if way == "dispatch" else HIDDEN * HALF
     found = {one.level: one for one in crossings(_levels(ranks), "merged", EXPERTS, TOP_K)}[level]
-    sent = float(found.rows * of_token * tokens)
+    sent = float(found.rows * of_token * PREFILL_TOKENS)
     fixed = network.base_s + float(found.messages) * network.latency_s(level)
     return sent / (fixed + sent / float(network.rate(level)))
 
 
-def latency_s(network: Network, ranks: int, way: str, tokens: int = 128) -> float:
+def latency_s(network: Network, ranks: int, way: str) -> float:
     """Seconds of one exchange of all pairs' rows."""
     of_token = Fraction(FP8_ROW if way == "dispatch" else HIDDEN * HALF)
     seconds = network.base_s
     for level, rows, _, messages in crossings(_levels(ranks), "flat", EXPERTS, TOP_K):
-        sent = float(rows * of_token * tokens)
+        sent = float(rows * of_token * DECODE_TOKENS)
         seconds += float(messages) * network.latency_s(level) + sent / float(network.rate(level))
     return seconds

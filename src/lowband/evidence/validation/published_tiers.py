@@ -25,7 +25,8 @@ from typing import Any
 
 import pandas as pd
 
-from lowband.cost.tiers import MOVED_BYTES, Beyond
+from lowband.cost.memory import STATE_BYTES
+from lowband.cost.tiers import Beyond
 from lowband.evidence.validation import published_row, reported
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
@@ -137,7 +138,7 @@ def _on_disk(rows: Any) -> list[dict[str, object]]:
     steps = rows[rows["metric"] == "time, step"]
     found = []
     for system, of in steps.groupby("system", sort=False):
-        moved = {row.model: 2 * MOVED_BYTES * float(row.params_b) for row in of.itertuples()}  # 10^9 bytes
+        moved = {row.model: 2 * STATE_BYTES * float(row.params_b) for row in of.itertuples()}  # 10^9 bytes
         at = of[of["model"] == FITTED_ON].iloc[0]
         rate = moved[FITTED_ON] / (float(at["value"]) / 1e3)
         for row in of.itertuples():

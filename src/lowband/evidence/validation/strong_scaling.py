@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pandas as pd
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.validation import SOURCES
 from lowband.evidence.validation.dash import job, where
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.spec.config import Config
 from lowband.spec.step import Schedule

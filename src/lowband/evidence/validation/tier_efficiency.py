@@ -8,7 +8,8 @@ from its own part of the tier. Rates and peak as the files state them, with what
 
 import pandas as pd
 
-from lowband.cost.tiers import GIGA, STATES, Rates, State, efficiency, intensity
+from lowband.cost.numbers import GIGA
+from lowband.cost.tiers import STATES, Rates, State, efficiency, intensity
 from lowband.predict.defaults import with_defaults
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine, TierName

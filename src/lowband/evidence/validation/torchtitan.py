@@ -5,8 +5,8 @@ The number of micro-batches is taken to equal that of the stages, its default.""
 
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.validation import Rows, Setting
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from lowband.cost.activations import Recompute
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.workload import Workload

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
-from lowband.predict.footprint import GIB
 from lowband.predict.workload import Workload
 from lowband.spec.axes import SHORT_ALL
 from lowband.spec.step import STEP
@@ -43,10 +43,10 @@ class Candidate:
         return replace(self.batches, micro_batch=self.micro_batch, accumulation=self.accumulation)
 
 
-def knobs_of(job: Workload, names: Sequence[str] = KNOBS, micro_batch: int = 0) -> Knobs:
+def knobs_of(job: Workload, micro_batch: int) -> Knobs:
     """A job's choices. micro_batch: of one that has several as an array"""
     values: dict[str, Any] = vars(job.scheme) | vars(job) | vars(job.axes) | {"micro_batch": micro_batch}
-    return tuple(values[name] for name in names)
+    return tuple(values[name] for name in KNOBS)
 
 
 def differ_in_one(a: Knobs, b: Knobs) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.room import surely
 from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, SHOWN, WIRES, Candidate, Plan
 from lowband.spec.wire import WIRE_BITS

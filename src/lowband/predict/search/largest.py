@@ -8,9 +8,9 @@ by bisection, at the given batch.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.search.parts import are_free, chosen_parts
 from lowband.predict.workload import Workload

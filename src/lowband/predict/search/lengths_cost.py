@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.context_ways import ALL_WAYS, in_ways
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.lengths_step import Costs
 from lowband.predict.time import step_time

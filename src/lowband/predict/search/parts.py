@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from lowband.cost.bytes import stage_numels
 from lowband.cost.memory import largest_two
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
-from lowband.predict.footprint import GIB, memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.room import surely
 from lowband.predict.search.software import SOFTWARE, Software
 from lowband.predict.tiers import short_by

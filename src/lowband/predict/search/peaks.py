@@ -11,16 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.activations import Kept, Recompute
-from lowband.cost.numbers import Num, stacked
-from lowband.predict.footprint import (
-    GIB,
-    held_alike,
-    in_mean,
-    items_at,
-    kept_with,
-    of_passes,
-    peak_bytes,
-)
+from lowband.cost.numbers import GIB, Num, stacked
+from lowband.predict.footprint import held_alike, in_mean, items_at, kept_with, of_passes, peak_bytes
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.search.floors import ROUNDING, between
 from lowband.predict.search.placements import Table

@@ -21,10 +21,11 @@ import numpy as np
 
 from lowband.cost.activations import Recompute
 from lowband.cost.lora import Lora
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.context_ways import ALL_WAYS, check_ways
-from lowband.predict.footprint import GIB, memory_items
+from lowband.predict.footprint import memory_items
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, Candidate, Plan

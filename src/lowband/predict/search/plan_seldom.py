@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lowband.cost.activations import Recompute
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.room import DoesNotFit
 from lowband.predict.search.candidates import MODEL_ERROR

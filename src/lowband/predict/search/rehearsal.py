@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from lowband.cost.bytes import unit_numels
 from lowband.cost.checkpoint import CheckpointTime, all_bytes, checkpoint_time, rank_bytes, writers
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.workload import workload_of
 from lowband.spec.job import Allocation, SlurmRequest

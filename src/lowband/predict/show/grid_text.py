@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.show.point_text import constant_lines, fits, no_evidence
 
 # Heading -> the cell of a record, for a table of several.

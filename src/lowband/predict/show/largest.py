@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.search.largest import Largest
 from lowband.predict.show.grid_text import aligned
 from lowband.predict.workload import Workload

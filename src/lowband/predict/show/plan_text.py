@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import (
     KNOBS,

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
 from lowband.predict.show.record import KINDS, SENT, names_of
 from lowband.spec.machine import TierName
 from lowband.spec.sourced import DEFAULT

@@ -6,11 +6,11 @@ from typing import Any
 
 from lowband.cost.bytes import stage_numels, transfers
 from lowband.cost.lora import Lora
+from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.predict.context import context_sent
 from lowband.predict.defaults import constants
 from lowband.predict.experts import experts_sent
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import Prediction
 from lowband.predict.room import room_of
 from lowband.predict.workload import Workload

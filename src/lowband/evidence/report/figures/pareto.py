@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, log_ticks, looks
 
-GIB = 2**30
 PANELS = {
     "deepspeed-zero": "collectives as ZeRO's reached, none hidden",
     "ours": "published link rates, all hidden that can be",

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.tables.points import EXPERIMENT, NO_CONDITION
 
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
@@ -201,7 +202,7 @@ def rank_ticks(axes: Axes, ranks: Iterable[int]) -> None:
 
 def byte_unit(largest: float) -> tuple[int, str]:
     """(bytes, name) of the unit for an axis that goes up to `largest` bytes."""
-    return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+    return (GIB, "GiB") if largest >= GIB else (2**20, "MiB")
 
 
 def time_unit(longest: float) -> tuple[float, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup, escape
 
+from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.evidence.report.badges import badges, contribution_table
 from lowband.evidence.report.claim_views import (
@@ -32,7 +33,6 @@ from lowband.evidence.report.writers import HTML, filled
 from lowband.evidence.tables.build import SUITE_OF, is_made_by
 from lowband.evidence.tables.points import at_most_ranks
 from lowband.evidence.validation.tables import PREDICTED
-from lowband.predict.footprint import GIB
 from lowband.spec.config import Config
 from lowband.spec.csv_tables import read_table, sha256
 from lowband.spec.files import write_whole

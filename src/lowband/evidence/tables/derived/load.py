@@ -7,6 +7,8 @@ limit_s, limit_bytes  goals at this size; empty for others, and where no goal is
 
 import pandas as pd
 
+from lowband.cost.numbers import GIB
+
 COLUMNS = [
     "provenance", "part", "size", "input_bytes", "cpu_s", "wall_s", "peak_bytes", "limit_s", "limit_bytes",
     "commit",
@@ -14,7 +16,7 @@ COLUMNS = [
 # part -> size, seconds, bytes
 GOALS: dict[str, tuple[int, float, float | None]] = {
     "plan": (2_000, 60.0, None),
-    "collect": (10_000, 120.0, 2.0 * 2**30),
+    "collect": (10_000, 120.0, 2.0 * GIB),
     "import-log": (1_000_000, 10.0, None),
 }
 
