@@ -20,6 +20,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.seen_as import seen_as, shown
 from lowband.engine.units.shard_parameter import Leaf
 from lowband.engine.units.steps import mark_leaf
@@ -49,7 +50,8 @@ class Leaves:
         self.leaves = [
             Leaf(value, original.requires_grad) for value, original in zip(values, originals, strict=True)
         ]
-        for leaf in self.leaves:
+        for leaf, original in zip(self.leaves, originals, strict=True):
+            keep_attributes(original, leaf)
             mark_leaf(leaf, unit)
             leaf.place = unit
         self._seen_as = [seen_as(original) for original in originals]

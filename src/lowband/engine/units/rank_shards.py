@@ -29,6 +29,7 @@ from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.late import Late
 from lowband.engine.units.on_disk import OnDisk
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_alike, is_partial, slice_of
@@ -159,6 +160,7 @@ class RankShards:
         for span, place, original, name in places:
             a, b = intersect(span, (start, stop))
             shard = ShardParameter(self.master[a - start : b - start], original.requires_grad)
+            keep_attributes(original, shard)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives

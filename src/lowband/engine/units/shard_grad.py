@@ -26,10 +26,12 @@ class ShardValues(SeenWhole):
     """Values of a shard, or computed from them element by element; of any shape and dtype."""
 
     what: ClassVar[str] = "a shard covers this rank's part only"
-    allowed: ClassVar[str] = (
+    computed_in: ClassVar[str] = (
         "parameters inside of their unit's forward (of no unit: the sharded module's), which may call other "
-        "methods; lowband.norms; "
-        "p.detach().as_subclass(torch.Tensor) for this rank's part"
+        "methods"
+    )
+    allowed: ClassVar[str] = (
+        f"{computed_in}; lowband.norms; p.detach().as_subclass(torch.Tensor) for this rank's part"
     )
 
     @classmethod
@@ -151,6 +153,14 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
+    shards = [value for value in values if hasattr(value, "shard_of")]
+    if kind_of(func) is ELEMENT and len({shard.shape for shard in shards}) > 1:
+        raise UserError(
+            f"{name_of(func)} of shards that cover other parts of their parameters",
+            where=" and ".join(dict.fromkeys(shard.shard_of.name for shard in shards)),
+            allowed="a teacher and its student in a lowband.shard each, with the same wrap, and units frozen "
+            "as a whole or not at all",
+        )
     what = f"{name_of(func) or repr(func)} of {part.what}"
     raise UserError(what, where=_name(values), allowed=part.allowed)
 
