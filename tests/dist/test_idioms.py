@@ -138,6 +138,8 @@ def gradients_set_to_zero(model: nn.Module, backward: Backward) -> None:
         backward(step)
         optimizer.step()
         (model if step % 2 else optimizer).zero_grad(set_to_none=False)
+        for p in model.parameters():
+            p.grad.detach_().zero_()
 
 
 def accumulated(model: nn.Module, backward: Backward) -> None:

@@ -109,6 +109,13 @@ class Leaves:
         """What the module is to have: the leaves, or new DTensors around them."""
         return [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
 
+    def views(self) -> list[torch.Tensor]:
+        """What the module is to have in torch.func.grad and vjp, in whose graphs nothing is saved by name: a
+        second derivative finds the buffer by these, which keep it.
+        """
+        with outside_of_modes(), torch.enable_grad():
+            return [leaf.view_as(leaf) for leaf in self.leaves]
+
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
         """Let the leaves have these values, views into `flat`."""
         self.flat = flat

@@ -28,6 +28,7 @@ from lowband.engine.transport.lane import Work
 from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.late import Late
+from lowband.engine.units.leaves import outside_of_modes
 from lowband.engine.units.on_disk import OnDisk
 from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.shard_of import ShardOf
@@ -269,4 +270,5 @@ class RankShards:
         """Copy this rank's part of the gathered unit into the secondary shard, if there is one."""
         if self.secondary is not None:
             start, stop = self.range_of(self._scheme.backward_level)
-            self.secondary.copy_(whole[start:stop])
+            with outside_of_modes():
+                self.secondary.copy_(whole[start:stop])

@@ -40,6 +40,10 @@ class ShardValues(SeenWhole):
     ) -> Any:
         return on_part(cls, func, args, kwargs or {})
 
+    def detach_(self) -> "ShardValues":
+        """As of a gradient that is no view of a bucket, before it is set to zero: it has no graph."""
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 

@@ -125,10 +125,13 @@ class Unit:
         self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
-        """Register the whole parameters in the module; new DTensors, where it sees them so."""
+        """Register the whole parameters in the module; new DTensors or views, where it sees them so."""
         if self._computed.are_dtensors():
             self.put_shards()
             self._shown = self._computed.shown()
+        elif not self.is_whole and not torch._C._autograd._saved_tensors_hooks_is_enabled():
+            self.put_shards()
+            self._shown = self._computed.views()
         self.is_put = True
         self._put(self._shown, instead_of=self.shards)
 
