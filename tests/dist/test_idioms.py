@@ -182,6 +182,18 @@ def evaluated_between_steps(model: nn.Module, backward: Backward) -> object:
     return found
 
 
+def frozen_for_a_reference(model: nn.Module, backward: Backward) -> object:
+    """As PEFT's `disable_adapter` does around the forward of a reference without adapters."""
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for step in range(2):
+        model.layers.requires_grad_(False)
+        with torch.no_grad():
+            found.append(model(inputs(9, 9)).item())
+        model.layers.requires_grad_(True)
+        steps(optimizer, backward, step, 1)
+    return found
+
+
 def moved_to_where_it_is(model: nn.Module, backward: Backward) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     steps(optimizer, backward)
@@ -296,7 +308,7 @@ def called_twice(model: nn.Module, backward: Backward) -> None:
 
 RIGHT: tuple[Program, ...] = (
     decay_groups_by_ndim, a_decay_for_each_parameter, decay_groups_by_marks, several_optimizers, schedules,
-    running_average,
+    running_average, frozen_for_a_reference,
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
     decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,

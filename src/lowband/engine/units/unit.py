@@ -165,16 +165,17 @@ class Unit:
                 allowed="the optimizer's step after the backward of every forward",
             )
 
-    def start_gather(self, backward: bool) -> None:
+    def start_gather(self, backward: bool, trains: bool = True) -> None:
         """Submit the gather of the whole unit, unless it is already gathered or being gathered.
 
+        trains: whether gradients may follow
         Raises UserError if the shards were replaced, moved, cast, frozen, or written through NumPy.
         """
         if self.is_whole and backward:  # its forward has looked
             return
         version = self.changes.version
         stale = version != self.gathered_version
-        self.changes.check_shards()
+        self.changes.check_shards(trains)
         if stale and self.held.disk is not None:
             self.held.disk.be_needed()
         if self.is_whole:
