@@ -197,6 +197,21 @@ def angle_of_kept_gradients(model: Model) -> object:
     return sum((p.grad.clone() * q).sum() for p, q in zip(model.parameters(), kept, strict=True))
 
 
+def sums_of_tensors_written_to(model: Model) -> object:
+    """Plain tensors as large as shards: a moving average, a copy."""
+    states(model).sum().backward()
+    found = []
+    for p in model.parameters():
+        squares, copied, doubled = (torch.zeros(p.shape) for _ in range(3))
+        torch._foreach_addcmul_([squares], [p.grad], [p.grad])
+        copied[:] = p.grad
+        torch.mul(p.grad, 2, out=doubled)
+        found += [answer(each.sum) for each in (squares, copied, doubled)]
+    if all(found):
+        squares.add_(copied).norm()
+    return found
+
+
 def difference_of_gradients(model: Model) -> object:
     states(model).sum().backward()
     return F.mse_loss(model.scale.grad, torch.zeros_like(model.scale))
@@ -236,6 +251,7 @@ REFUSED: dict[Program, tuple[str, ...]] = {
     median_of_gradients: ("median of a shard's gradient covers this rank's part only",),
     gradients_of_a_list: ("_foreach_norm of a shard's gradient",),
     angle_of_kept_gradients: ("sum of a shard's gradient covers this rank's part only",),
+    sums_of_tensors_written_to: ("norm of a shard's gradient covers this rank's part only",),
     difference_of_gradients: ("mse_loss of a shard's gradient",),
 }  # fmt: skip
 """What is said, for each program, with gradients enabled and, unless it needs them, under no_grad."""
@@ -243,6 +259,7 @@ REFUSED: dict[Program, tuple[str, ...]] = {
 NEED_GRAPHS = (
     penalty, product_with_one_state, gradients_by_autograd, backward_to_inputs, median_of_gradients,
     gradients_of_a_list, angle_of_kept_gradients, difference_of_gradients,
+    sums_of_tensors_written_to,
 )  # fmt: skip
 
 

@@ -128,6 +128,8 @@ def on_part(
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
+        if kind is ELEMENT or kind is Kind.INDEX:
+            _mark_written(part, args, kwargs, result)
         if args and result is args[0]:  # computed in place
             return result
         keeps = kind is ELEMENT or kind is Kind.SAME
@@ -184,6 +186,18 @@ def _marked(part: type[ShardValues], value: Any, sources: Sequence[Any]) -> Any:
             marked.shard_of = source.shard_of
             break
     return marked
+
+
+def _mark_written(
+    part: type[ShardValues], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> None:
+    """Mark plain tensors that have got values of the shard: in place, by `out=` or by index."""
+    written = kwargs.get("out")
+    if written is None and args and (result is None or result is args[0]):
+        written = args[0]
+    for each in written if isinstance(written, list | tuple) else (written,):
+        if type(each) is torch.Tensor and not each.requires_grad:
+            each.__class__ = part  # type: ignore[assignment]
 
 
 def _meets_another_shape(values: tuple[Any, ...]) -> bool:
