@@ -396,7 +396,7 @@ def with_mixed_weights() -> list[Any]:
     model(x, [0, 3, 1, 2]).backward()  # the next forward gathers the last unit behind the first one
     start, read = out_of_turn.start_gather, late.read
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(out_of_turn, "start_gather", lambda backward: (start(backward), begins.set()))
+        patch.setattr(out_of_turn, "start_gather", lambda *given: (start(*given), begins.set()))
         patch.setattr(late, "read", lambda: (begins.wait(), read()))
         optimizer.step()
         return [model(x, [0, 1, 2, 3]).isfinite().item()]

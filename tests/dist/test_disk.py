@@ -165,6 +165,16 @@ def test_values_on_a_disk_are_not_read(tmp_path: Path) -> None:
     assert found[10].startswith("AdamW: its states are on a disk") and not any("\n" in text for text in found)
 
 
+def each_shard_read(tmp: str) -> list[str]:
+    return [answer(lambda p=p: p.detach() * 2) for p in shard_of("disk", tmp).parameters()]
+
+
+def test_what_a_rank_holds_nothing_of_is_not_read_either(tmp_path: Path) -> None:
+    """Or one rank alone would be refused, and the others wait for it."""
+    for said in on_ranks(2, each_shard_read, str(tmp_path)):
+        assert all("its values are on a disk between steps" in text for text in said)
+
+
 def as_users_do(tier: str) -> list[Any]:
     """Losses and norms of two models in turns: a scheduler, a later group, gradients kept as zeros."""
     models = [shard_of(tier, tempfile.mkdtemp(), seed) for seed in (1, 2)]

@@ -362,3 +362,22 @@ def test_functional_transforms_go_around() -> None:
     for (scheme, name), (value, after) in on_ranks(2, transformed)[0].items():
         assert torch.equal(value, TRANSFORMS[name](Net(Block), inputs(0, 0)).detach()), (scheme, name)
         assert torch.equal(after, losses), (scheme, name)
+
+
+def slope(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A gradient penalty by torch.func, in whose graphs nothing is saved by name."""
+    return torch.func.grad(lambda x: squared(model, x))(x).square().sum()
+
+
+def penalised() -> list[torch.Tensor]:
+    topology = lowband.Topology({"node": 1})
+    return [
+        trained(lowband.shard(Net(Block), scheme, topology, Block, compute_dtype=torch.float32), slope)
+        for scheme in ("zero3", "hpz")
+    ]
+
+
+def test_functional_gradients_have_gradients() -> None:
+    [expected] = on_ranks(1, lambda: trained(Net(Block), slope))
+    for losses in on_ranks(2, penalised)[0]:
+        assert torch.allclose(losses, expected, rtol=1e-5)

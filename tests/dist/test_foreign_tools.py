@@ -69,6 +69,28 @@ def lazy() -> None:
     shard(module)
 
 
+class Quick(nn.Parameter):
+    rate = 2.0
+
+
+def of_a_class_of_its_own() -> None:
+    module = Tower()
+    module.scale = Quick(module.scale.detach())
+    shard(module)
+
+
+def with_a_tensor() -> None:
+    module = Tower()
+    module.scale.main_grad = torch.zeros(())
+    shard(module)
+
+
+def scripted() -> None:
+    module = Tower()
+    module.layers[1][0] = torch.jit.script(module.layers[1][0])
+    shard(module)
+
+
 def under_fsdp2() -> None:
     module = Tower()
     fully_shard(module.first, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -85,6 +107,36 @@ def tensor_parallel_afterwards() -> None:
     parallelize_module(
         sharded(), init_device_mesh("cpu", (dist.get_world_size(),)), {"first": ColwiseParallel()}
     )
+
+
+class Adjoint(torch.autograd.Function):
+    """Recomputes its module in the backward, as torchdiffeq does, for the parameters that it is given."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            found = torch.autograd.grad(ctx.module(x), (x, *parameters), grad, allow_unused=True)
+        return None, *found
+
+
+class Recomputed(Tower):
+    """The module around a unit gives it the unit's parameters, which it has as shards."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Adjoint.apply(self.layers[0], self.first(x), *self.layers[0].parameters()).sum()
+
+
+def shards_in_a_function() -> None:
+    shard(Recomputed())(inputs(0, dist.get_rank())).backward()
 
 
 # ---- what came in afterwards
@@ -208,6 +260,10 @@ REFUSED: dict[Callable[[], None], str] = {
     of_truth_values: "'first.extra' is of torch.bool",
     of_complex_numbers: "'first.extra' is of torch.complex64",
     lazy: "Tower: 'first.weight' has no shape before a first forward",
+    of_a_class_of_its_own: "Tower: 'scale' is a Quick, a class of its own",
+    with_a_tensor: "Tower: 'scale' has a tensor as its attribute 'main_grad'",
+    scripted: "Tower: 'layers.1.0' is compiled by torch.jit",
+    shards_in_a_function: "layers.0.0.weight: a shard is saved for a backward",
     under_fsdp2: "'first.weight' is a DTensor over ranks [0, ",
     in_tensor_parallel: "'first.weight' is a DTensor over ranks [0, ",
     tensor_parallel_afterwards: "chunk of a shard covers this rank's part only",

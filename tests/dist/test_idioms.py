@@ -31,7 +31,11 @@ Program = Callable[[nn.Module, Backward], object]
 
 
 class Used(Tower):
-    """Every parameter has a gradient."""
+    """Every parameter has a gradient; two have a mark for who makes param groups, as Mamba's have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale._no_weight_decay = self.layers[0][0].bias._no_weight_decay = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * self.unused.sum()
@@ -53,6 +57,14 @@ def a_decay_for_each_parameter(model: nn.Module, backward: Backward) -> object:
     groups = [{"params": [p], "weight_decay": decays[name]} for name, p in model.named_parameters()]
     steps(torch.optim.AdamW(groups, lr=0.01), backward)
     return decays
+
+
+def decay_groups_by_marks(model: nn.Module, backward: Backward) -> object:
+    kept = [p for p in model.parameters() if getattr(p, "_no_weight_decay", False)]
+    others = [p for p in model.parameters() if not getattr(p, "_no_weight_decay", False)]
+    groups = [{"params": others, "weight_decay": 0.5}, {"params": kept, "weight_decay": 0.0}]
+    steps(torch.optim.AdamW(groups, lr=0.01), backward)
+    return len(kept)
 
 
 def several_optimizers(model: nn.Module, backward: Backward) -> None:
@@ -126,6 +138,8 @@ def gradients_set_to_zero(model: nn.Module, backward: Backward) -> None:
         backward(step)
         optimizer.step()
         (model if step % 2 else optimizer).zero_grad(set_to_none=False)
+        for p in model.parameters():
+            p.grad.detach_().zero_()
 
 
 def accumulated(model: nn.Module, backward: Backward) -> None:
@@ -164,6 +178,18 @@ def evaluated_between_steps(model: nn.Module, backward: Backward) -> object:
         with torch.inference_mode():
             found.append(model(inputs(8, 8)).item())
         model.train()
+        steps(optimizer, backward, step, 1)
+    return found
+
+
+def frozen_for_a_reference(model: nn.Module, backward: Backward) -> object:
+    """As PEFT's `disable_adapter` does around the forward of a reference without adapters."""
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for step in range(2):
+        model.layers.requires_grad_(False)
+        with torch.no_grad():
+            found.append(model(inputs(9, 9)).item())
+        model.layers.requires_grad_(True)
         steps(optimizer, backward, step, 1)
     return found
 
@@ -281,7 +307,8 @@ def called_twice(model: nn.Module, backward: Backward) -> None:
 
 
 RIGHT: tuple[Program, ...] = (
-    decay_groups_by_ndim, a_decay_for_each_parameter, several_optimizers, schedules, running_average,
+    decay_groups_by_ndim, a_decay_for_each_parameter, decay_groups_by_marks, several_optimizers, schedules,
+    running_average, frozen_for_a_reference,
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
     decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,

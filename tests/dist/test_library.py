@@ -228,3 +228,26 @@ def test_mistakes_are_told() -> None:
     )
     for said, words in zip(on_ranks(2, mistakes)[0], expected, strict=True):
         assert words in said
+
+
+class Counting(Tower):
+    """Its state has what is no tensor, and what is one."""
+
+    def get_extra_state(self) -> object:
+        return {"calls": 3}
+
+
+class Scaled(nn.Linear):
+    def get_extra_state(self) -> object:
+        return torch.ones(2)
+
+
+def extra_states() -> list[object]:
+    model = Counting()
+    model.first = Scaled(5, 7)
+    state = lowband.full_state_dict(lowband.shard(model, DDP, lowband.Topology({}), is_layer))
+    return [state["_extra_state"], state["first._extra_state"].tolist()]
+
+
+def test_full_state_dict_has_extra_state() -> None:
+    assert on_ranks(1, extra_states) == [[{"calls": 3}, [1.0, 1.0]]]

@@ -53,9 +53,9 @@ def gathers_on_demand(make_model, wrap) -> list[str]:
     engine = engine_of(model)
     gather, found = engine.passes.gather, []
 
-    def watched(units, backward: bool) -> None:
+    def watched(units, backward: bool, **options: bool) -> None:
         found.extend(unit.name for unit in units if unit.state is UnitState.SHARDED)
-        gather(units, backward)
+        gather(units, backward, **options)
 
     engine.passes.gather = watched
     for step in range(2):

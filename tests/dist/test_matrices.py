@@ -249,7 +249,9 @@ def swap_in_between(step: int, model: nn.Module, _: lowband.Matrices | None) -> 
     """Two matrices of a unit have each other's values, and the rows of another one change places."""
     if step != 2:
         return
-    flat = {name: p.detach().clone().flatten() for name, p in model.named_parameters()}
+    flat = {
+        name: p.detach().as_subclass(torch.Tensor).clone().flatten() for name, p in model.named_parameters()
+    }
     up, down, tiny = "blocks.0.up.weight", "blocks.0.down.weight", "blocks.1.tiny.weight"
     flat[up], flat[down] = flat[down], flat[up]
     flat[tiny][:51] = flat[tiny][:51].roll(17)  # without the padding behind a shard

@@ -190,6 +190,28 @@ def gradients_of_a_list(model: Model) -> object:
     return torch._foreach_norm(torch._foreach_mul([p.grad for p in model.parameters()], 2.0))
 
 
+def angle_of_kept_gradients(model: Model) -> object:
+    """As in gradient surgery."""
+    states(model).sum().backward()
+    kept = [p.grad.detach().clone() for p in model.parameters()]
+    return sum((p.grad.clone() * q).sum() for p, q in zip(model.parameters(), kept, strict=True))
+
+
+def sums_of_tensors_written_to(model: Model) -> object:
+    """Plain tensors as large as shards: a moving average, a copy."""
+    states(model).sum().backward()
+    found = []
+    for p in model.parameters():
+        squares, copied, doubled = (torch.zeros(p.shape) for _ in range(3))
+        torch._foreach_addcmul_([squares], [p.grad], [p.grad])
+        copied[:] = p.grad
+        torch.mul(p.grad, 2, out=doubled)
+        found += [answer(each.sum) for each in (squares, copied, doubled)]
+    if all(found):
+        squares.add_(copied).norm()
+    return found
+
+
 def difference_of_gradients(model: Model) -> object:
     states(model).sum().backward()
     return F.mse_loss(model.scale.grad, torch.zeros_like(model.scale))
@@ -228,13 +250,16 @@ REFUSED: dict[Program, tuple[str, ...]] = {
     kept_and_copied: ("scale: clone of a parameter from before lowband.shard",),
     median_of_gradients: ("median of a shard's gradient covers this rank's part only",),
     gradients_of_a_list: ("_foreach_norm of a shard's gradient",),
+    angle_of_kept_gradients: ("sum of a shard's gradient covers this rank's part only",),
+    sums_of_tensors_written_to: ("norm of a shard's gradient covers this rank's part only",),
     difference_of_gradients: ("mse_loss of a shard's gradient",),
 }  # fmt: skip
 """What is said, for each program, with gradients enabled and, unless it needs them, under no_grad."""
 
 NEED_GRAPHS = (
     penalty, product_with_one_state, gradients_by_autograd, backward_to_inputs, median_of_gradients,
-    gradients_of_a_list, difference_of_gradients,
+    gradients_of_a_list, angle_of_kept_gradients, difference_of_gradients,
+    sums_of_tensors_written_to,
 )  # fmt: skip
 
 
@@ -283,7 +308,7 @@ def used_rightly() -> list[object]:
             average.mul_(0.9).add_(p, alpha=0.1)
             p.sub_(p.grad.sign() * 0.001 + p.sign() * 0)
         torch._foreach_lerp_(averages, parameters, 0.5)
-        found = [type(each) is torch.Tensor for each in averages]
+        found = [each.ndim == p.ndim for each, p in zip(averages, parameters, strict=True)]
         mask = parameters[0] > 0
         parameters[0][mask] = 0.0
         parameters[0][...] = parameters[0] * 2

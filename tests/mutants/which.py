@@ -89,6 +89,8 @@ _ENGINE = {
     "passes/kept_on_host": [*_dist("activations_on_host"), *EVERY_STEP],
     "disk": _dist("disk", "tiers"),
     "units/absent": _dist("disk"),
+    "units/own_attributes": _dist("idioms"),
+    "units/states_of_part": _dist("states_of_part", "idioms"),
     "units/on_disk": _dist("behind", "tiers", "disk", "offload"),
     "units/behind": _dist("behind", "tiers", "disk"),
     "units/copied": [*_dist("behind", "late"), *EVERY_STEP],

@@ -201,7 +201,8 @@ def _replicas_of(module: nn.Module) -> Replicas:
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The logical fp32 parameters and the buffers under the module's own names on rank 0; elsewhere {}.
+    """The logical fp32 parameters, the buffers and extra state under the module's own names on rank 0;
+    elsewhere {}.
 
     Under a scheme with sync: the parameters that replicas agreed on last. `sync_replicas` makes them new.
     With one partner at a time replicas never agree, and these are the means of their parameters.
@@ -216,4 +217,7 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     named = module.named_parameters(remove_duplicate=False)
     state = {name: full[id(parameter)] for name, parameter in named}
     entries = own_state_dict(module).items()
-    return {key: state[key] if key in state else value.cpu() for key, value in entries}
+    return {
+        key: state[key] if key in state else value.cpu() if isinstance(value, torch.Tensor) else value
+        for key, value in entries
+    }

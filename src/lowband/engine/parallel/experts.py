@@ -24,6 +24,7 @@ from lowband.engine.parallel.routing import Router, balance
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.slice_of import SliceOf, is_of_expert, is_partial, mark_partial
 from lowband.errors import UserError
 from lowband.spec.activations import EXPERTS_LOAD
@@ -124,6 +125,7 @@ def _sliced(whole: nn.Parameter, axis: ExpertAxis) -> nn.Parameter:
     values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
     mine = nn.Parameter(values, whole.requires_grad)
     mine.slice_of = of  # type: ignore[attr-defined]
+    keep_attributes(whole, mine)
     if is_partial(whole):  # each tensor rank has other tokens
         mark_partial([mine])
     return mine

@@ -20,6 +20,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial
 from lowband.errors import UserError
@@ -97,6 +98,7 @@ class _Cutter:
             values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
             self._slices[whole] = nn.Parameter(values, whole.requires_grad)
             self._slices[whole].slice_of = of  # type: ignore[attr-defined]
+            keep_attributes(whole, self._slices[whole])
         return self._slices[whole]
 
 

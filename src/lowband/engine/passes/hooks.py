@@ -116,11 +116,13 @@ class Hooks:
             self._pass = Pass(trains=torch.is_grad_enabled())
             self._running.clear()
         self._running.append(owner)
-        self._passes.gather(units, backward=self._backward.runs)
+        runs, trains = self._backward.runs, self._pass.trains
+        self._passes.gather(units, backward=runs, trains=trains or runs)
         # A forward inside a backward is activation checkpointing's recomputation.
         if not self._backward.runs and self._running[0] is self._module:
             self._pass.begun.append(owner)
-            self._passes.prefetch(self._pass.after(owner, self._passes.forward_order), backward=False)
+            following = self._pass.after(owner, self._passes.forward_order)
+            self._passes.prefetch(following, backward=False, trains=trains)
         args, kwargs = self._inputs.cast(owner, args, kwargs)
         self._watch_frozen(units, (args, kwargs))
         return args, kwargs

@@ -51,21 +51,21 @@ class Passes:
 
     # ---- weights
 
-    def gather(self, units: Sequence[Unit], backward: bool) -> None:
+    def gather(self, units: Sequence[Unit], backward: bool, trains: bool = True) -> None:
         try:
             for unit in units:
-                unit.start_gather(backward)
+                unit.start_gather(backward, trains)
             for unit in units:
                 unit.finish_gather()
         except BaseException as error:
             is_new(error)  # the caller is told of it; as `telling`, and quicker
             raise
 
-    def prefetch(self, owner: nn.Module | None, backward: bool) -> None:
+    def prefetch(self, owner: nn.Module | None, backward: bool, trains: bool = True) -> None:
         """Start the gathers of the next module's units."""
         for unit in self.units_of.get(owner, []) if owner is not None else ():
             if unit.is_fetched:
-                unit.start_gather(backward)
+                unit.start_gather(backward, trains)
 
     # ---- backward
 

@@ -19,8 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lowband.engine.passes.kept_on_host import Kept, KeptOnHost
 from lowband.engine.units.seen_as import SeenAs, local_of
-from lowband.engine.units.shard_parameter import Leaf
+from lowband.engine.units.shard_grad import ShardValues
+from lowband.engine.units.shard_parameter import Leaf, ShardParameter
 from lowband.engine.units.unit import Unit
+from lowband.errors import UserError
 
 _Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
@@ -131,6 +133,12 @@ class _Hooks:
 
     def pack(self, tensor: torch.Tensor) -> object:
         kind = type(tensor)
+        if kind is ShardParameter:  # it would come back as a plain tensor, which no graph knows
+            raise UserError(
+                "a shard is saved for a backward, which computes with whole parameters",
+                where=tensor.shard_of.name,
+                allowed=ShardValues.computed_in,
+            )
         local = None if kind is torch.Tensor or kind is Leaf else local_of(tensor)
         try:
             unit = self._unit_of.get((tensor if local is None else local).untyped_storage()._cdata)

@@ -16,7 +16,7 @@ class Kind(Enum):
     """What a function does with a part of a tensor.
 
     FACT:    tells a fact about it, or makes a tensor that is only as large
-    COPY:    copies its values
+    COPY:    makes a plain tensor of it
     SAME:    gives its values another type or place, or makes a tensor of the same shape
     MOVE:    gives its values, or some of them, another shape, type or place
     ELEMENT: computes each element from those at its place
@@ -46,8 +46,8 @@ _FACTS = (
     "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"
 )
 _SAMES = (
-    "detach detach_ to type type_as float double half bfloat16 bool int long short byte char cpu cuda "
-    "contiguous alias _foreach_detach data pin_memory share_memory_ "
+    "clone _foreach_clone detach detach_ to type type_as float double half bfloat16 bool int long short byte "
+    "char cpu cuda contiguous alias _foreach_detach data pin_memory share_memory_ "
     "zeros_like ones_like empty_like full_like"
 )
 # Without `chunk` and `tensor_split`, by which DTensor divides whole parameters.
@@ -76,7 +76,7 @@ _KINDS = {
     name: kind
     for kind, names in (
         (Kind.FACT, _FACTS),
-        (Kind.COPY, "clone as_subclass _foreach_clone"),
+        (Kind.COPY, "as_subclass"),
         (Kind.SAME, _SAMES),
         (Kind.MOVE, _MOVES),
         (Kind.DRAW, _DRAWS),

@@ -60,8 +60,10 @@ class Changes:
     def count_step(self) -> None:
         self._steps += 1
 
-    def check_shards(self) -> None:
-        """Raises UserError if a shard has been moved, cast, frozen or unfrozen since it was made."""
+    def check_shards(self, trains: bool) -> None:
+        """Raises UserError if a shard has been moved or cast since it was made, or, before a forward that
+        trains, frozen or unfrozen.
+        """
         storage = self._master.untyped_storage()._cdata
         is_changed = is_moved = False
         with torch._C.DisableTorchFunctionSubclass():  # quicker, and these facts need no check
@@ -69,7 +71,7 @@ class Changes:
                 is_changed |= shard.requires_grad != self._trains
             for shard in self._with_values:
                 is_moved |= shard.untyped_storage()._cdata != storage
-        if is_changed:
+        if is_changed and trains:
             raise UserError(
                 f"requires_grad of '{self._unit}' was changed after lowband.shard",
                 allowed="freezing before lowband.shard; torch.no_grad() for single passes",

@@ -1,5 +1,6 @@
 """Which parameters can be cut into shards: plain ones of a real floating-point type."""
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -10,6 +11,13 @@ from lowband.errors import UserError
 def check_kinds(module: nn.Module) -> None:
     """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold."""
     where = type(module).__name__
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule) and any(True for _ in child.parameters()):
+            raise UserError(
+                f"'{name}' is compiled by torch.jit, whose code keeps its own parameters",
+                where=where,
+                allowed="modules of Python; torch.compile",
+            )
     for name, parameter in module.named_parameters():
         if is_traceable_wrapper_subclass(parameter):  # without importing DTensor, which takes long
             kind = type(parameter).__name__
@@ -24,6 +32,20 @@ def check_kinds(module: nn.Module) -> None:
                 f"'{name}' has no shape before a first forward",
                 where=where,
                 allowed="lowband.shard after that; modules that are not lazy",
+            )
+        if (
+            held := next((n for n, v in vars(parameter).items() if isinstance(v, torch.Tensor)), None)
+        ) is not None:
+            raise UserError(
+                f"'{name}' has a tensor as its attribute '{held}', which no shard would be a part of",
+                where=where,
+                allowed="buffers of modules",
+            )
+        if nn.Parameter in type(parameter).__mro__[1:]:  # what its class says would not be said of shards
+            raise UserError(
+                f"'{name}' is a {type(parameter).__name__}, a class of its own",
+                where=where,
+                allowed="nn.Parameter; attributes set on it are those of its shards, too",
             )
         if not parameter.is_floating_point():
             raise UserError(

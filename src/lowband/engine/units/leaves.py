@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.seen_as import seen_as, shown
 from lowband.engine.units.shard_parameter import Leaf
 from lowband.engine.units.steps import mark_leaf
@@ -54,7 +55,8 @@ class Leaves:
         self.leaves = [
             Leaf(value, original.requires_grad) for value, original in zip(values, originals, strict=True)
         ]
-        for leaf in self.leaves:
+        for leaf, original in zip(self.leaves, originals, strict=True):
+            keep_attributes(original, leaf)
             mark_leaf(leaf, unit)
             leaf.place = unit
         self._seen_as = [seen_as(original) for original in originals]
@@ -129,6 +131,13 @@ class Leaves:
     def shown(self) -> list[torch.Tensor]:
         """What the module is to have: the leaves, or new DTensors around them."""
         return [shown(leaf, how) for leaf, how in zip(self.leaves, self._seen_as, strict=True)]
+
+    def views(self) -> list[torch.Tensor]:
+        """What the module is to have in torch.func.grad and vjp, in whose graphs nothing is saved by name: a
+        second derivative finds the buffer by these, which keep it.
+        """
+        with _outside_of_modes(), torch.enable_grad():
+            return [leaf.view_as(leaf) for leaf in self.leaves]
 
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
         """Let the leaves have these values, views into `flat`."""

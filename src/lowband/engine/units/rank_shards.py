@@ -27,7 +27,9 @@ from lowband.engine.transport.lane import Work
 from lowband.engine.units.absent import Lies
 from lowband.engine.units.initial import Initial
 from lowband.engine.units.late import Late
+from lowband.engine.units.leaves import outside_of_modes
 from lowband.engine.units.on_disk import OnDisk
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.shard_parameter import ShardParameter, note_master
 from lowband.engine.units.slice_of import is_alike, is_partial, slice_of
@@ -158,6 +160,7 @@ class RankShards:
         for span, place, original, name in places:
             a, b = intersect(span, (start, stop))
             shard = ShardParameter(self.master[a - start : b - start], original.requires_grad)
+            keep_attributes(original, shard)
             first, last = (min(i, place[1]) - place[0] for i in intersect(place, (start, stop)))
             shard.shard_of = ShardOf(name, original.shape, first, last, ranks, slice_of(original))
             shard.collectives = self._collectives
@@ -266,4 +269,5 @@ class RankShards:
         """Copy this rank's part of the gathered unit into the secondary shard, if there is one."""
         if self.secondary is not None:
             start, stop = self.range_of(self._scheme.backward_level)
-            self.secondary.copy_(whole[start:stop])
+            with outside_of_modes():
+                self.secondary.copy_(whole[start:stop])

@@ -26,10 +26,12 @@ class ShardValues(SeenWhole):
     """Values of a shard, or computed from them element by element; of any shape and dtype."""
 
     what: ClassVar[str] = "a shard covers this rank's part only"
-    allowed: ClassVar[str] = (
+    computed_in: ClassVar[str] = (
         "parameters inside of their unit's forward (of no unit: the sharded module's), which may call other "
-        "methods; lowband.norms; "
-        "p.detach().as_subclass(torch.Tensor) for this rank's part"
+        "methods"
+    )
+    allowed: ClassVar[str] = (
+        f"{computed_in}; lowband.norms; p.detach().as_subclass(torch.Tensor) for this rank's part"
     )
 
     @classmethod
@@ -37,6 +39,10 @@ class ShardValues(SeenWhole):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return on_part(cls, func, args, kwargs or {})
+
+    def detach_(self) -> "ShardValues":
+        """As of a gradient that is no view of a bucket, before it is set to zero: it has no graph."""
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
@@ -122,6 +128,8 @@ def on_part(
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
+        if kind is ELEMENT or kind is Kind.INDEX:
+            _mark_written(part, args, kwargs, result)
         if args and result is args[0]:  # computed in place
             return result
         keeps = kind is ELEMENT or kind is Kind.SAME
@@ -151,6 +159,14 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
+    shards = [value for value in values if hasattr(value, "shard_of")]
+    if kind_of(func) is ELEMENT and len({shard.shape for shard in shards}) > 1:
+        raise UserError(
+            f"{name_of(func)} of shards that cover other parts of their parameters",
+            where=" and ".join(dict.fromkeys(shard.shard_of.name for shard in shards)),
+            allowed="a teacher and its student in a lowband.shard each, with the same wrap, and units frozen "
+            "as a whole or not at all",
+        )
     what = f"{name_of(func) or repr(func)} of {part.what}"
     raise UserError(what, where=_name(values), allowed=part.allowed)
 
@@ -170,6 +186,18 @@ def _marked(part: type[ShardValues], value: Any, sources: Sequence[Any]) -> Any:
             marked.shard_of = source.shard_of
             break
     return marked
+
+
+def _mark_written(
+    part: type[ShardValues], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> None:
+    """Mark plain tensors that have got values of the shard: in place, by `out=` or by index."""
+    written = kwargs.get("out")
+    if written is None and args and (result is None or result is args[0]):
+        written = args[0]
+    for each in written if isinstance(written, list | tuple) else (written,):
+        if type(each) is torch.Tensor and not each.requires_grad:
+            each.__class__ = part  # type: ignore[assignment]
 
 
 def _meets_another_shape(values: tuple[Any, ...]) -> bool:

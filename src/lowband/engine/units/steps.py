@@ -23,6 +23,7 @@ from lowband.engine.units.changes import Changes, Watcher, changes_of
 from lowband.engine.units.copied import StateWaits
 from lowband.engine.units.known_optimizers import IS_KNOWN, check_class, check_groups, is_known
 from lowband.engine.units.late import Late, step_late
+from lowband.engine.units.states_of_part import know_parts
 from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
 from lowband.engine.units.waiting import check_reduced
@@ -274,6 +275,7 @@ def _prepare(optimizer: Optimizer) -> None:
         refuse_states(optimizer, disks[0].place)
         if not hasattr(type(optimizer), "state"):
             type(optimizer).state = StateWaits()  # type: ignore[assignment]
+    know_parts(optimizer)
     _step_on_shards(type(optimizer))
 
 

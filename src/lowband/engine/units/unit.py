@@ -129,10 +129,13 @@ class Unit:
         self._shown = self.leaves  # DTensors would keep the gathered buffer
 
     def put_leaves(self) -> None:
-        """Register the whole parameters in the module; new DTensors, where it sees them so."""
+        """Register the whole parameters in the module; new DTensors or views, where it sees them so."""
         if self._computed.are_dtensors():
             self.put_shards()
             self._shown = self._computed.shown()
+        elif not self.is_whole and not torch._C._autograd._saved_tensors_hooks_is_enabled():
+            self.put_shards()
+            self._shown = self._computed.views()
         self.is_put = True
         self._put(self._shown, instead_of=self.shards)
 
@@ -166,16 +169,17 @@ class Unit:
                 allowed="the optimizer's step after the backward of every forward",
             )
 
-    def start_gather(self, backward: bool) -> None:
+    def start_gather(self, backward: bool, trains: bool = True) -> None:
         """Submit the gather of the whole unit, unless it is already gathered or being gathered.
 
+        trains: whether gradients may follow
         Raises UserError if the shards were replaced, moved, cast, frozen, or written through NumPy.
         """
         if self.is_whole and backward:  # its forward has looked
             return
         version = self.changes.version
         stale = version != self.gathered_version
-        self.changes.check_shards()
+        self.changes.check_shards(trains)
         if stale and self.held.disk is not None:
             self.held.disk.be_needed()
         if self.is_whole:
