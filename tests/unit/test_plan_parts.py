@@ -280,8 +280,6 @@ LATE = ["--tiers", "optim@host", "--tier-late"]
             "offload beside weights beyond the device",
         ),
         (["--tiers", "optim@disk", "--tier-late"], "late: states on a disk"),
-        ([*LATE, "--tier-share", "0.5"], "--tier-late is of all states"),
-        ([*LATE, "--tier-stride", "2"], "--tier-late is of all states"),
         ([*LATE, "--pp", "2"], "offload in stages of a pipeline"),
     ],
 )

@@ -135,11 +135,12 @@ def _in_the_middle(base: Workload, kept: Kept) -> Num:
     """Of uneven stages, bytes for each token of a micro-batch that some rank holds at least, where these fill
     the pipeline: the first rank holds most of them, but may have a shorter stage than the second one. What
     waits for its weight part is held, too, when most of it waits."""
-    axes, most = base.axes, 0.0
-    for (held, late), blocks in zip(
-        most_held(axes.row, axes.pipeline, axes.chunks), _shortest(axes), strict=True
-    ):
-        most = max(most, held * blocks * kept.block, late * blocks * (kept.block + kept.working))
+    axes = base.axes
+    of_ranks = zip(most_held(axes.row, axes.pipeline, axes.chunks), _shortest(axes), strict=True)
+    most: Num = 0.0
+    for (held, late), blocks in of_ranks:
+        here = np.maximum(held * kept.block, late * (kept.block + kept.working))
+        most = np.maximum(most, blocks * here)
     return np.where(_fills(base), most, 0)
 
 
