@@ -26,6 +26,7 @@ _HOMES = {
     "Column": "lowband.spec.tensor",
     "Context": "lowband.engine.parallel.context",
     "Curves": "lowband.run.curves",
+    "Enter": "lowband.spec.tensor",
     "Join": "lowband.spec.tensor",
     "Lamb": "lowband.engine.optimizers.lamb",
     "Matrices": "lowband.engine.optimizers.matrices",

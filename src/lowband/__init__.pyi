@@ -33,6 +33,7 @@ from lowband.spec.axes import Axes as Axes
 from lowband.spec.routing import Routing as Routing
 from lowband.spec.scheme import Scheme as Scheme
 from lowband.spec.tensor import Column as Column
+from lowband.spec.tensor import Enter as Enter
 from lowband.spec.tensor import Join as Join
 from lowband.spec.tensor import Partial as Partial
 from lowband.spec.tensor import Row as Row

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 from lowband import Context
@@ -16,6 +17,12 @@ from lowband.spec.model import ModelSpec
 
 # Of each token LayerNorm keeps a mean and a deviation, which the closed form leaves out; 16 bit on a CPU.
 NORM_STATISTICS = 2 * 2 * 2
+
+
+def has_memory(storage: StorageWeakRef) -> bool:
+    """Whether somebody has the storage, with what was in it."""
+    found = torch.UntypedStorage._new_with_weak_ptr(storage.cdata)
+    return found is not None and found.nbytes() > 0
 
 
 def kept_by(model: nn.Module, forward: Callable[..., object], *inputs: object) -> int:

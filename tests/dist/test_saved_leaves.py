@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.distributed as dist
+from kept import has_memory
 from modules import inputs
 from side_losses import Block, Net, Recomputed, added, squared
 from torch import nn
@@ -93,7 +94,7 @@ def seen(
         block.up.register_forward_pre_hook(count)
     with around(found):
         loss = loss_of(model, inputs(0, 0))
-    found.alive = sum(not storage.expired() for storage in storages)
+    found.alive = sum(map(has_memory, storages))
     loss.backward()
     return found
 

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from kept import has_memory
 from near import assert_near
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch_cut import CLIP, Layer, alone, batch, cut, loss_of, net, tensor_mesh, under_fsdp2, under_lowband
 
 import lowband
@@ -127,8 +129,8 @@ def test_checkpoints_have_whole_parameters(tmp_path: Path) -> None:
 # ---- what is held and said
 
 
-def held_and_said(folder: Path) -> tuple[list[int], list[str]]:
-    """Bytes of gathered weights between forward and backward; tags of curves."""
+def held_and_said(folder: Path) -> tuple[list[bool], list[str]]:
+    """Whether gathered weights have memory between forward and backward; tags of curves."""
     topology = lowband.Topology({}, lowband.Axes(tensor=2))
     model = cut(net(torch.float32), tensor_mesh(topology), sequence=True)
     lowband.shard(model, "zero3", topology, Layer, compute_dtype=torch.float32)
@@ -139,11 +141,11 @@ def held_and_said(folder: Path) -> tuple[list[int], list[str]]:
         def watched(finish=finish, unit=unit) -> None:
             finish()
             if unit.name != "root":
-                storages.append(torch.multiprocessing.reductions.StorageWeakRef(unit.flat.untyped_storage()))
+                storages.append(StorageWeakRef(unit.flat.untyped_storage()))
 
         unit.finish_gather = watched
     loss = loss_of(model, batch(0, 0, 0))
-    alive = [not storage.expired() for storage in storages]
+    alive = [*map(has_memory, storages)]
     loss.backward()
     with lowband.Curves("tensorboard", folder, "run") as curves:
         curves.add(0, {"loss": float(loss)}, model)

@@ -7,8 +7,9 @@
     kernels    number x fixed time
 
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
-additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (8f gated);
-norms of outputs 8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
+additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (gated 8f, 6f
+where it is one kernel with its product: two inputs read, one output written); norms of outputs
+8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input;
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
@@ -182,6 +183,8 @@ def work(
     load: float = 1.0,
     recomputed: float = 1.0,
     lora: Lora | None = None,
+    gated_kept: int = 4,
+    weight_casts: Num = 1.0,
 ) -> Work:
     """Computation of one micro-batch of `micro_batch` sequences on one of the tensor and context ranks.
 
@@ -189,6 +192,8 @@ def work(
     load: of experts, rows of the fullest rank's as a multiple of the mean
     recomputed: share of the blocks that `recompute` is about; the others keep everything
     lora: adapters, beside which all else is frozen
+    gated_kept: vectors of a gated MLP's width that are kept; less than 4: by a fused activation function
+    weight_casts: share of the micro-batches in which weights become factors in 8 bits
     """
     tokens = micro_batch * (seq_len // axes.context)
     h, k, q, tensor = model.hidden, model.kv_hidden, model.query_hidden, axes.tensor
@@ -203,14 +208,14 @@ def work(
     if attention == "plain":
         one = mine * computer.memory_s(tokens * model.heads * seq_len / tensor)  # a byte of each score
         core, scores = np.maximum(core, 4 * one), 9 * one
-    inside = (4 * (q + 2 * k + (q + k) * model.qk_norm) + (8 if model.gated else 4) * f) / tensor
+    per_width = (8 if gated_kept == 4 else 6) if model.gated else 4
+    inside = (4 * (q + 2 * k + (q + k) * model.qk_norm) + per_width * f) / tensor
     merged = softmax * merges
     norms = (4 if model.parallel_block else 8) + (8 if model.post_norms else 0)
     moved = (norms + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
     if model.experts is not None:
         rows = load * model.top_k
-        per_width = (8 if model.gated else 4) * model.expert_width
-        routed = per_width * (rows + model.shared_experts) + 8 * h * rows
+        routed = per_width * model.expert_width * (rows + model.shared_experts) + 8 * h * rows
         moved = moved + (1 - model.dense_share) * routed / axes.outside
     rest = computer.memory_s(tokens * moved)
     kernels = computer.kernels_s(softmax * KERNELS[attention] + merged * MERGED_KERNELS)
@@ -225,7 +230,9 @@ def work(
         )
         rest = rest + linear * computer.memory_s(micro_batch * of_linear.moved_bytes(*own))
         kernels = kernels + linear * computer.kernels_s(of_linear.KERNELS)
-    casts, casts_back = (computer.casts_s(values) for values in _cast(model, tokens, axes, load))
+    casts, casts_back = (
+        computer.casts_s(values) for values in _cast(model, tokens, axes, load, weight_casts)
+    )
     adapters = 0.0 if lora is None else _adapters_s(computer, model, lora, tokens)
     forward = products + softmax * core + softmax * scores + linear * states + rest + kernels + adapters
     again: dict[str, Num] = {
@@ -266,16 +273,16 @@ def _adapters_s(computer: Computer, model: ModelSpec, lora: Lora, tokens: Num) -
     return np.maximum(flops, products) + rest + computer.kernels_s(ADAPTER_KERNELS * len(lora.on))
 
 
-def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float) -> tuple[Num, Num]:
+def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float, often: Num) -> tuple[Num, Num]:
     """Values of a block that become factors of its products: in its forward inputs and weights, in its
-    backward gradients of outputs and weights once more."""
+    backward gradients of outputs and weights once more. often: share of the passes in which weights do"""
     f = model.mlp_width * model.dense_share
     routed = (1 - model.dense_share) * (load * model.top_k + model.shared_experts)
     wide = model.expert_width * routed / axes.outside
     h, q, k, o, tensor = model.hidden, model.query_hidden, model.kv_hidden, model.out_hidden, axes.tensor
     inputs = 2 * h + (o + f) / tensor + wide
     outputs = 2 * h + (q + 2 * k + (2 if model.gated else 1) * f) / tensor + (2 if model.gated else 1) * wide
-    weights = block_matmul_flops_per_token(model) / 2 / tensor
+    weights = often * block_matmul_flops_per_token(model) / 2 / tensor
     return tokens * inputs + weights, tokens * outputs + weights
 
 

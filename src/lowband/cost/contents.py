@@ -8,7 +8,8 @@ the tensor axis
                1 all-reduce behind the embedding, and 1 gather backward where the tokens are split
     both       1 gather of three numbers a token, for the loss
 
-With experts, which are whole on every tensor rank, only attention is cut: L where 2 L stands.
+With experts, which are whole on every tensor rank, only attention is cut: L where 2 L stands. What enters
+attention with a latent are its short vectors in place of X.
 
 Of n ranks, each sends X (n - 1) / n in a gather or reduction, and twice that in an all-reduce. A block that
 is recomputed runs its forward's exchanges again, but for the last, behind which nothing is kept.
@@ -16,7 +17,7 @@ is recomputed runs its forward's exchanges again, but for the last, behind which
 Source: Megatron-LM (arXiv 1909.08053, section 3; arXiv 2205.05198, section 4.2.2).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
@@ -54,22 +55,19 @@ from lowband.spec.wire import DTYPE_BYTES
 LOSS_NUMBERS = 3  # of each token: the largest logit, the sum of exponentials, the target's logit
 
 
-def activations(model: ModelSpec, micro_batch: int, seq_len: int) -> int:
-    """Elements of one micro-batch between two layers."""
-    return micro_batch * seq_len * model.hidden
-
-
 def shared_elements(model: ModelSpec, expert: int = 1) -> tuple[int, int]:
     """Parameters of which, with sequence parallelism, every tensor rank has a partial gradient; and those of
     its experts, where ranks have different ones.
 
     expert: ranks that divide experts
     """
-    rows, of_experts = ("attention.out.bias", "mlp.down.bias"), model.expert_shapes() if expert > 1 else {}
+    rows = ("attention.out.bias", "mlp.down.bias")
+    whole = ("attention.q_down.", "attention.kv_down.")  # a latent's
+    of_experts = model.expert_shapes() if expert > 1 else {}
     mixed = model.experts is not None
 
     def is_shared(name: str) -> bool:
-        return "norm" in name or name in rows or (mixed and name.startswith("mlp."))
+        return "norm" in name or name in rows or name.startswith(whole) or (mixed and name.startswith("mlp."))
 
     def of(shapes: Mapping[str, tuple[int, ...]]) -> int:
         return sum(prod(shape) for name, shape in shapes.items() if is_shared(name))
@@ -79,22 +77,22 @@ def shared_elements(model: ModelSpec, expert: int = 1) -> tuple[int, int]:
     return everywhere, model.layers * apart // expert
 
 
-def exchanges(model: ModelSpec, axes: Axes, recompute: bool) -> Counter[Collective]:
-    """How often a micro-batch runs each row along the tensor axis."""
+def exchanged(model: ModelSpec, axes: Axes, recompute: bool) -> dict[Collective, int]:
+    """Features of each token that a micro-batch's rows along the tensor axis carry, over all layers."""
     if axes.tensor == 1:
-        return Counter()
-    layers, again = model.layers, model.layers if recompute else 0
-    cut = (2 if model.experts is None else 1) * layers  # attention, and an MLP
+        return {}
+    h, layers = model.hidden, model.layers
+    again = layers * h if recompute else 0
+    mlps = layers * h if model.experts is None else 0
+    leaving = layers * h + mlps
+    entering = layers * (h if model.latent is None else model.latent.entering(h)) + mlps
     if not axes.sequence_parallel:
-        return Counter({LEAVE_REDUCE: cut + 1 + again, ENTER_REDUCE: cut + 1, LOSS_GATHER: 1})
-    return Counter(
-        {
-            LEAVE_REDUCE: 1, SPLIT_GATHER: 1,
-            ENTER_GATHER: cut + 1 + (cut if recompute else 0), ENTER_SCATTER: cut + 1,
-            LEAVE_SCATTER: cut + again, LEAVE_GATHER: cut,
-            LOSS_GATHER: 1,
-        }
-    )  # fmt: skip
+        return {LEAVE_REDUCE: leaving + h + again, ENTER_REDUCE: entering + h}
+    return {
+        LEAVE_REDUCE: h, SPLIT_GATHER: h,
+        ENTER_GATHER: entering + h + (entering if recompute else 0), ENTER_SCATTER: entering + h,
+        LEAVE_SCATTER: leaving + again, LEAVE_GATHER: leaving,
+    }  # fmt: skip
 
 
 def tensor_bytes(
@@ -122,10 +120,10 @@ def tensor_bytes(
             counts[level, row.name, "native"] += sent * times
 
     tokens, width = micro_batch * seq_len, DTYPE_BYTES[compute_dtype]
-    for row, times in exchanges(model, axes, recompute).items():
-        of_loss = LOSS_NUMBERS * MASTER_BYTES * tokens * axes.tensor
-        of_others = width * activations(model, micro_batch, seq_len)
-        add(row, of_loss if row is LOSS_GATHER else of_others, times * accumulation)
+    for row, features in exchanged(model, axes, recompute).items():
+        add(row, width * tokens * features, accumulation)
+    if axes.tensor > 1:
+        add(LOSS_GATHER, LOSS_NUMBERS * MASTER_BYTES * tokens * axes.tensor, accumulation)
     if axes.tensor > 1 and axes.sequence_parallel:
         shared = zip(shared_elements(model, axes.expert), optim_ranks, strict=True)
         add(SHARED_REDUCE, sum(Fraction(MASTER_BYTES * count, ranks) for count, ranks in shared), 1)

@@ -168,7 +168,7 @@ def _states_under(scheme: Scheme, job: Workload, place: Place, accumulation: int
         _of_shards(
             numels, scheme, levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
             job.collectives or "hops", "breadth" if job.is_in_stages else job.order, job.fused_adamw,
-            DTYPE_BYTES[job.stack.summed_dtype],
+            job.stack.summed_bytes,
         )
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
         if numels
@@ -185,7 +185,7 @@ def _states_of_adapted(job: Workload, place: Place, accumulation: int) -> dict[s
     trained, frozen = (
         state_bytes(
             numels, scheme, job.levels, job.compute_dtype, job.stack.reduce_dtype, accumulation, "nccl",
-            job.collectives or "hops", job.order, job.fused_adamw, DTYPE_BYTES[job.stack.summed_dtype],
+            job.collectives or "hops", job.order, job.fused_adamw, job.stack.summed_bytes,
         )
         for numels, scheme in ((job.adapters, job.scheme), (place.numels, of_frozen(job.scheme)))
     )  # fmt: skip
@@ -230,7 +230,7 @@ def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulati
     if items["gathered"]:
         found["gathered"] = DTYPE_BYTES[job.compute_dtype] * place.gathered
     if accumulation > 1:
-        found["grads"] = max(items["grads"], DTYPE_BYTES[job.stack.summed_dtype] * place.summed)
+        found["grads"] = max(items["grads"], job.stack.summed_bytes * place.summed)
     return found
 
 

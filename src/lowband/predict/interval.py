@@ -8,7 +8,7 @@ from lowband.predict.workload import Workload
 
 # Where no run of the stack on the machine is known: the factor of all sources that were left out whole
 # (table source_intervals, docs/predictor-errors.md).
-ELSEWHERE = 1.31
+ELSEWHERE = 1.28
 
 
 def step_interval(job: Workload, step_s: Num) -> tuple[Num, Num]:

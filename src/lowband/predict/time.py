@@ -140,7 +140,8 @@ def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
         job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
-        job.recomputed, job.lora,
+        job.recomputed, job.lora, job.stack.gated_kept,
+        1 / job.accumulation if job.stack.keeps_casts else 1,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device

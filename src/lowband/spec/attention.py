@@ -25,6 +25,10 @@ class Latent(Strict):
         """Width of a head's queries, and of its keys."""
         return self.nope + self.rope
 
+    def entering(self, hidden: int) -> int:
+        """Features of a token that go to heads' products and to their keys, and that all heads share."""
+        return (hidden if self.q_rank is None else self.q_rank) + self.kv_rank + self.rope
+
     def shapes(self, hidden: int, heads: int) -> list[tuple[str, tuple[int, ...]]]:
         """Matrices and norms, by name and weight."""
         queries: list[tuple[str, tuple[int, ...]]] = [("attention.q", (heads * self.query, hidden))]

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from lowband.spec.axes import Ways
 from lowband.spec.sourced import Fact, divides, facts_of
 from lowband.spec.step import Attention, Optimizer, Pattern, Products, ReduceDtype
+from lowband.spec.wire import DTYPE_BYTES
 from lowband.spec.yaml_model import Strict
 
 ANY = "any"  # in place of a level's name
@@ -52,10 +53,10 @@ class StackConstants(Strict):
         "where the activation function is computed again (Megatron-LM's bias_swiglu_fusion); 2 where its "
         "product with the gate is, too (xformers' SwiGLU)",
     )
-    summed_dtype: Literal["fp32", "bf16"] = Field(
+    summed_dtype: Literal["fp32", "bf16", "reduced"] = Field(
         default="fp32",
-        description="in which gradients are kept and summed over micro-batches; bf16: Megatron-LM's "
-        "--grad-reduce-in-bf16",
+        description="in which gradients are kept and summed over micro-batches; reduced: that in which they "
+        "are reduced, as they are in one buffer (Megatron-LM)",
     )
     gathered_inputs: Fact | None = Field(
         default=None,
@@ -75,6 +76,11 @@ class StackConstants(Strict):
     products: Products = Field(
         default="bf16",
         description="dtype of a block's matrix products; attention's and the head's have 16 bits",
+    )
+    keeps_casts: bool = Field(
+        default=False,
+        description="weights in 8 bits are kept for a step's other micro-batches (Transformer Engine), not "
+        "cast for each pass",
     )
     optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
@@ -120,6 +126,12 @@ class Stack(StackConstants):
     def with_options(self, told: Mapping[str, object]) -> "Stack":
         """The stack with other values of its keys; None: its own."""
         return self.model_copy(update={key: value for key, value in told.items() if value is not None})
+
+    @property
+    def summed_bytes(self) -> int:
+        """Of a gradient that is kept and summed over micro-batches."""
+        dtype = self.reduce_dtype if self.summed_dtype == "reduced" else self.summed_dtype
+        return DTYPE_BYTES[dtype]
 
     def axes(self, axes: Ways) -> Ways:
         """Axes as the stack has them."""

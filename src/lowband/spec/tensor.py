@@ -39,6 +39,12 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Enter:
+    """An identity whose input every rank has, and whose output each rank's features or heads take without a
+    Column, such as the part of a latent's keys that heads share: its gradients are summed."""
+
+
+@dataclass(frozen=True)
 class Split:
     """With sequence parallelism: a module whose first input, [sequences, tokens, ...], is cut by tokens."""
 
@@ -60,7 +66,7 @@ class Whole:
     """A module that every tensor rank computes alike."""
 
 
-Rule = Column | Row | Vocabulary | Join | Split | Tokens | Partial | Whole
+Rule = Column | Row | Vocabulary | Join | Enter | Split | Tokens | Partial | Whole
 Plan = Mapping[str, Rule]
 
 DIVIDED: Final[Mapping[type, int]] = {Column: 0, Vocabulary: 0, Row: 1}  # the dimension that a rule cuts
@@ -80,8 +86,7 @@ def gpt_plan(model: ModelSpec) -> Plan:
         "embed": Vocabulary(),
         "blocks.0": Split(),
         "*_norm": Tokens(),
-        "*attention.qkv": Column(parts=3, together=model.head_size),
-        **{f"*attention.{name}": Column() for name in ("q", "q_up", "kv_up") if model.latent is not None},
+        **_products(model),
         "*attention.out": Row(),
         **dense,
         **mlp,
@@ -89,6 +94,21 @@ def gpt_plan(model: ModelSpec) -> Plan:
         "logits": Join(),
         "loss": Vocabulary(),
     }
+
+
+def _products(model: ModelSpec) -> Plan:
+    """Of attention, up to its heads. Every rank has a latent's short vectors whole, as in Megatron-LM."""
+    latent = model.latent
+    if latent is None:
+        return {"*attention.qkv": Column(parts=3, together=model.head_size)}
+    heads = Column(together=latent.query)
+    queries: Plan = {"q": heads} if latent.q_rank is None else {"q_down": Tokens(), "q_up": heads}
+    keys: Plan = {
+        "kv_down": Tokens(),
+        "k_rope": Enter(),
+        "kv_up": Column(together=latent.nope + latent.value),
+    }
+    return {f"*attention.{name}": rule for name, rule in {**queries, **keys}.items()}
 
 
 def rule_of(name: str, plan: Plan) -> Rule | None:

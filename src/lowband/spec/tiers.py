@@ -3,6 +3,7 @@
 A level says how many ranks share a state, a tier where each keeps its shard: `optim: world@host`.
 """
 
+from functools import cache
 from typing import Final, Literal
 
 Tier = Literal["device", "host", "disk"]
@@ -24,6 +25,7 @@ def apart(key: str, place: str) -> tuple[str, Tier]:
     return level, DEVICE
 
 
+@cache
 def at(name: str, tier: Tier) -> str:
     """A level, or a kind of memory, with its tier behind: `world@host`; on the device the name itself."""
     return name if tier == DEVICE else f"{name}@{tier}"

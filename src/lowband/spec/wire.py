@@ -4,7 +4,7 @@ from typing import Literal
 
 Wire = Literal["native", "fp32", "bf16", "int8", "int4"]
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WIRE_BITS = {"int8": 8, "int4": 4}
 QMAX = {bits: 2 ** (bits - 1) - 1 for bits in WIRE_BITS.values()}
 SCALE_BYTES = 4  # one fp32 scale per block

@@ -39,12 +39,20 @@ from lowband.engine.checkpoint.manifest import (
 from lowband.engine.checkpoint.names import of_replica, seen_as, seen_by
 from lowband.engine.checkpoint.peer_checkpoint import is_peers
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
-from lowband.engine.checkpoint.restore import check_random, new_states, overwrite, ranges, read
+from lowband.engine.checkpoint.restore import (
+    check_none_waits,
+    check_random,
+    new_states,
+    overwrite,
+    ranges,
+    read,
+)
 from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.engine.units.on_disk import all_in_memory
+from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 
 
@@ -82,7 +90,8 @@ class Checkpointer:
         later steps, from which this training did not come, are renamed `step-00000010.left`.
 
         extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
-        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved.
+        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved, or
+        while gradients wait that backwards under `no_sync` have accumulated: a checkpoint has none.
         """
         start = time.perf_counter()
         self.wait()
@@ -115,7 +124,8 @@ class Checkpointer:
         The optimizer may be new: its states are created from the checkpoint. No code in a checkpoint is ever
         run, whoever made it.
         Raises UserError, naming the file or tensor, if a file is missing or damaged, or if the checkpoint
-        does not fit the module or the optimizer. In that case nothing is changed, on any rank.
+        does not fit the module or the optimizer; or while gradients wait, as `save`. In that case nothing is
+        changed, on any rank.
         """
         self.wait()
         path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
@@ -210,6 +220,7 @@ class Checkpointer:
         elsewhere = names_elsewhere(self._meeting, module, engine_of(module))
 
         def check() -> tuple[Manifest, Logical, dict[str, Piece]]:
+            check_none_waits(module, "Checkpointer.load")
             here = Logical.of(module, optimizer)
             check_replicas(whole, path, here)
             manifest = without(seen_by(whole, here.replica), elsewhere)
@@ -252,6 +263,12 @@ class _Snapshot:
     ) -> "_Snapshot":
         if not 0 <= step <= MOST_STEPS:
             raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        check_reduced(
+            engine_of(module).shards,
+            "Checkpointer.save",
+            "a checkpoint would leave out",
+            allowed="a save behind optimizer.step(); zero_grad() to discard them",
+        )
         if (replicas := engine_of(module).replicas) is not None:
             replicas.before_first_step()  # the weights are the anchor
         here = Logical.of(module, optimizer)

@@ -15,7 +15,7 @@ from lowband.engine.checkpoint.deepspeed_reader import DeepSpeedReader, is_deeps
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.logical_tensors import Logical, buffers
 from lowband.engine.checkpoint.manifest import FORMAT, Group, Manifest, Number, Saved
-from lowband.engine.checkpoint.restore import new_states, overwrite, ranges
+from lowband.engine.checkpoint.restore import check_none_waits, new_states, overwrite, ranges
 from lowband.engine.checkpoint.stored import Reader, Stored, read_as_damaged
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
@@ -52,6 +52,7 @@ def load_peer_checkpoint(
     used = torch.optim.SGD(module.parameters(), lr=0.0) if optimizer is None else optimizer
 
     def check() -> tuple[Reader, Logical, Manifest]:
+        check_none_waits(module, "load_peer_checkpoint")
         if optimizer is not None and type(optimizer) not in ADAM:
             raise UserError(
                 f"is {type(optimizer).__name__}", where="optimizer", allowed="torch's Adam or AdamW, or None"

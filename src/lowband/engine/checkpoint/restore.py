@@ -21,6 +21,7 @@ from lowband.engine.checkpoint.rank_file import read_range
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.meeting import Tick
 from lowband.engine.units.slice_of import SliceOf
+from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 
 
@@ -31,6 +32,16 @@ class Wanted:
     start: int
     count: int
     slice: SliceOf | None = None
+
+
+def check_none_waits(module: nn.Module, where: str) -> None:
+    """Raise UserError while gradients wait for a backward, which would add them to those of other weights."""
+    check_reduced(
+        engine_of(module).shards,
+        where,
+        "would be added to those of the loaded weights",
+        allowed="zero_grad() first, which discards them",
+    )
 
 
 def ranges(manifest: Manifest, here: Logical, random: dict[str, Piece]) -> dict[str, Wanted]:

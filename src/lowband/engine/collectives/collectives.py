@@ -61,6 +61,7 @@ class Collectives:
         """Unless the pattern is `hops`, all ranks must do this at once: it creates process groups."""
         self.scheme, self.axis, self.ledger, self.meter = scheme, axis, ledger, meter
         self.device, self.lanes, self.options = device, axis.lanes(device), options
+        self._found: dict[tuple[str, str, Kind, bool], list[BoundHop]] = {}
         whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
         for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):
             self._hops(inner, outer, "gather", plain=True)
@@ -94,9 +95,12 @@ class Collectives:
 
     def _hops(self, inner: str, outer: str, kind: Kind, plain: bool) -> list[BoundHop]:
         """A collective's hops, inner first; where they are one, it is on the outermost level."""
-        axis = self.axis
-        by_pattern = {"hops": axis.hops, "flat": axis.ring, "joined": axis.joined}
-        return by_pattern[pattern_of(self.options.pattern, kind, plain)](inner, outer)
+        asked = inner, outer, kind, plain
+        if asked not in self._found:
+            axis = self.axis
+            by_pattern = {"hops": axis.hops, "flat": axis.ring, "joined": axis.joined}
+            self._found[asked] = by_pattern[pattern_of(self.options.pattern, kind, plain)](inner, outer)
+        return self._found[asked]
 
     def inwards(self, inner: str, outer: str) -> list[str]:
         """The levels of a gather's hops, in order."""

@@ -110,14 +110,15 @@ def add_partners(call: Call, rows: torch.Tensor, bound: BoundHop, name: str) -> 
     gloo's own reduce-scatter is an all-reduce, which sends twice the bytes of this exchange.
     """
     own, hops = rows[bound.place], [bound.hop] if bound.joined is None else bound.joined.hops
-    cuts = pieces(own.numel(), len(rows) - 1)
-    theirs = call.hold(rows.new_empty(len(rows) - 1, cuts[0][1]))
+    count = len(rows)
+    cuts = pieces(own.numel(), count - 1)
+    theirs = call.hold(rows.new_empty(count - 1, cuts[0][1]))
     for start, stop in cuts:
         free = iter(theirs[:, : stop - start])
-        into = [own[start:stop] if place == bound.place else next(free) for place in range(len(rows))]
+        into = [own[start:stop] if place == bound.place else next(free) for place in range(count)]
         received = [into[place] for place in bound.places]
         bound.exchange([rows[place, start:stop] for place in bound.places], received, call.name(name))
         sum_rows(into, hops, out=own[start:stop])
-    count_bytes(call, bound, name, "native", (len(rows) - 1) * own.nbytes)
+    count_bytes(call, bound, name, "native", (count - 1) * own.nbytes)
     call.release(theirs)
     return own

@@ -5,6 +5,7 @@ Quantized messages are made by a kernel on a GPU and in pieces by torch elsewher
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,6 +24,7 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAME.get(dtype, "")
 
 
+@cache
 def is_plain(wire: Wire, dtype: torch.dtype) -> bool:
     """Whether a tensor of this dtype is sent unchanged."""
     return spec.is_plain(wire, name_of(dtype))

@@ -114,7 +114,8 @@ class Matrices:
 
     def __enter__(self) -> "Matrices":
         self._engine.put_shards()
-        check_reduced([m.shard for share in self._shares for m in share.matrices], "Matrices", "this step")
+        shards = [m.shard for share in self._shares for m in share.matrices]
+        check_reduced(shards, "Matrices", "this step would leave out")
         self._moved = [share for share in self._shares if share.has_gradients]
         for share in self._moved:
             share.begin()

@@ -127,7 +127,23 @@ class Joined(nn.Identity):
         return self.cut(input)
 
 
-CutLayer = type[ColumnLinear] | type[RowLinear] | type[PartEmbedding] | type[PartLoss] | type[Joined]
+class Entering(nn.Identity):
+    cut: Cut
+    exchanges: ClassVar = (ENTER, ENTER_TOKENS)
+    divided: ClassVar = ""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.cut(input)
+
+
+CutLayer = (
+    type[ColumnLinear]
+    | type[RowLinear]
+    | type[PartEmbedding]
+    | type[PartLoss]
+    | type[Joined]
+    | type[Entering]
+)
 
 # By the name of a rule and the type of a layer, what it becomes.
 CUT: Final[Mapping[str, Mapping[type[nn.Module], CutLayer]]] = {
@@ -135,6 +151,7 @@ CUT: Final[Mapping[str, Mapping[type[nn.Module], CutLayer]]] = {
     "Row": {nn.Linear: RowLinear},
     "Vocabulary": {nn.Embedding: PartEmbedding, nn.Linear: ColumnLinear, nn.CrossEntropyLoss: PartLoss},
     "Join": {nn.Identity: Joined},
+    "Enter": {nn.Identity: Entering},
 }
 
 

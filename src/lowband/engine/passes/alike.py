@@ -108,8 +108,8 @@ class Alike:
             raise UserError(
                 f"the gradient of '{name}' on rank {ranks[rank]} is not that on rank {ranks[0]}",
                 where=self._where,
-                allowed="Partial() for modules with parameters between a Column and its Row; what was cut in "
-                "the forwards of its own modules alone, and in no penalty",
+                allowed="Partial() for modules with parameters between a Column and its Row; Enter() for "
+                "what heads share; what was cut in the forwards of its own modules alone, and in no penalty",
             )
         self._compared.update(name for (name, _), norm in zip(parts, norms, strict=True) if norm)
 

@@ -136,6 +136,11 @@ class Engine:
         levels = [self._axis_of(slots).levels for slots in units]
         check_room([*zip(whole, schemes, levels, strict=True)], compute_dtype, self.device)
 
+    @property
+    def shards(self) -> list[nn.Parameter]:
+        """The optimizer's parameters."""
+        return [shard for unit in self.units for shard in unit.shards]
+
     def on_disk(self) -> list[tuple[OnDisk, list[nn.Parameter]]]:
         """Units' states that are elsewhere between steps, with their shards."""
         return [(unit.held.disk, unit.shards) for unit in self.units if unit.held.disk is not None]

@@ -15,9 +15,10 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
     of it.
     """
     engine.put_shards()
-    check_reduced([p for unit in engine.units for p in unit.shards], "clip_grad_norm_", "the norm")
+    check_reduced(engine.shards, "clip_grad_norm_", "the norm would leave out")
     # Gradients by how many of the replica's ranks hold each, and the device on which they lie.
     copied: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
+    tensor_ranks = engine.tensor_ranks
     with torch._C.DisableTorchFunctionSubclass():  # the sum over ranks is what shards ask for
         for unit in engine.units:
             levels = unit.levels
@@ -25,7 +26,7 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
             for p in unit.shards:
                 if p.grad is not None and p.grad.numel():
                     of = p.shard_of.slice_of
-                    on_tensor = engine.tensor_ranks if of is None or of.axis == "expert" else 1
+                    on_tensor = tensor_ranks if of is None or of.axis == "expert" else 1
                     on_stages = 1 if unit.tied is None else len(unit.tied.places)
                     held = copies * on_tensor * on_stages, p.grad.device
                     copied.setdefault(held, []).append(p.grad.as_subclass(torch.Tensor))

@@ -43,12 +43,12 @@ class BoundHop:
     def is_ring(self) -> bool:
         return isinstance(self.joined, Ring)
 
-    @property
+    @cached_property
     def places(self) -> list[int]:
         """By partner, which of the equal parts of a buffer is its."""
         return list(range(self.hop.count)) if self.joined is None else self.joined.places
 
-    @property
+    @cached_property
     def place(self) -> int:
         """Which of the partners' equal parts of a buffer is this rank's."""
         return self.places[self.coordinate]

@@ -45,6 +45,8 @@ class Bucket:
         self._ranks = first.levels.size(first.scheme.level("replica")) * first.expert_ranks
         self.tier = first.scheme.update_tier
         self._handed = at("grads", self.tier)  # of the gradients that the optimizer's parameters have
+        self._has_partial = any(unit.partial_ranges for unit in units)
+        self._has_tied = any(unit.tied is not None for unit in units)
         self._levels = {at_boundary: self._levels_of_reduction(at_boundary) for at_boundary in (False, True)}
         self._reducing: Handle | None = None
         self._is_reduced = False  # whether this backward has submitted a reduction
@@ -210,6 +212,8 @@ class Bucket:
     def partial_sums(self) -> list[torch.Tensor]:
         """Of the gradients at the optimizer's level, those of this rank's tokens alone, 1D; after
         `wait_reduce`."""
+        if not self._has_partial:
+            return []
         return [part[start:stop] for unit, part in self._parts() for start, stop in unit.partial_ranges]
 
     @property
@@ -224,12 +228,16 @@ class Bucket:
     @property
     def tied_parts(self) -> list[tuple[Unit, torch.Tensor]]:
         """Of the gradients at the optimizer's level, those of units of which other stages have copies."""
+        if not self._has_tied:
+            return []
         return [(unit, part) for unit, part in self._parts() if unit.tied is not None]
 
     def _parts(self) -> list[tuple[Unit, torch.Tensor]]:
         """By unit the gradients at the optimizer's level, 1D; none before a boundary."""
         if self._boundary is None:
             return []
+        if len(self.units) == 1:
+            return [(self.units[0], self._boundary)]
         parts = self._boundary.split([unit.master.numel() for unit in self.units])
         return list(zip(self.units, parts, strict=True))
 

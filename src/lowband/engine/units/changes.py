@@ -42,6 +42,8 @@ class Changes:
         """master: 1D, fp32; shards: views that cover it; disk: where these have their memory, or None"""
         self.disk = disk
         self._unit, self._master, self._shards = unit, master, shards
+        with torch._C.DisableTorchFunctionSubclass():
+            self._with_values = [shard for shard in shards if shard.numel()]
         self._trains = shards[0].requires_grad
         self._steps = 0
         self._places: torch.Tensor | None = None
@@ -65,7 +67,8 @@ class Changes:
         with torch._C.DisableTorchFunctionSubclass():  # quicker, and these facts need no check
             for shard in self._shards:
                 is_changed |= shard.requires_grad != self._trains
-                is_moved |= shard.numel() > 0 and shard.untyped_storage()._cdata != storage
+            for shard in self._with_values:
+                is_moved |= shard.untyped_storage()._cdata != storage
         if is_changed:
             raise UserError(
                 f"requires_grad of '{self._unit}' was changed after lowband.shard",

@@ -10,6 +10,10 @@ uses its own wire's values.
 [Note: kept views] A program may keep a view of a weight, with the buffer behind it. In a plain module it
 would show each step's new values. So a buffer that somebody still refers to when the unit is dropped is
 filled again whenever newer weights have been gathered.
+
+[Note: same buffer] A buffer to which nobody else refers is freed behind the leaves, which stay views of it,
+and gets new memory at the next gather: quicker than new views of another one. The leaves refuse their use
+until it is full, and there are no other views. Not after a gather that failed: messages may still arrive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +21,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -54,29 +59,47 @@ class Leaves:
             leaf.place = unit
         self._seen_as = [seen_as(original) for original in originals]
         self._without_memory = flat, values
+        self._is_same = False  # whether the next gather may fill `flat`, see [Note: same buffer]
         # By storage, whose place in memory nothing else gets before the reference is gone; with versions.
         self.kept: dict[int, tuple[StorageWeakRef, int]] = {}
         self._version = 0  # of the weights in the buffer
         self.forget_changes()
 
+    def buffer(self) -> torch.Tensor:
+        """What the next gather is to fill."""
+        if not self._is_same:
+            with _outside_of_modes():
+                return torch.empty_like(self.flat)
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
+        return self.flat
+
     def fill(self, flat: torch.Tensor, version: int) -> None:
         """Let the leaves be views into a gathered buffer. version: of its weights"""
-        with outside_of_modes():
-            self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
-            if self.kept:
+        if flat is self.flat:
+            mark_gathered(self.leaves)
+        else:
+            with _outside_of_modes():
+                self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
+        if self.kept:
+            with _outside_of_modes():
                 self._fill_kept(flat, version)
         self._version = version
 
-    def empty(self) -> None:
-        """Let the leaves have no memory."""
+    def empty(self, is_full: bool) -> None:
+        """Let the leaves have no memory. is_full: whether the buffer was, and not only to be filled"""
         flat = self.flat
-        with outside_of_modes():
-            self._compute_with(*self._without_memory)
-        for leaf in self.leaves:
-            mark_dropped(leaf, self._unit)
+        storage = flat.untyped_storage()
         # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
-        if torch._C._storage_Use_Count(flat.untyped_storage()._cdata) > 2:
-            reference = StorageWeakRef(flat.untyped_storage())
+        others = torch._C._storage_Use_Count(storage._cdata) - 2 - len(self.leaves)
+        self._is_same = is_full and not others and not isinstance(flat, FakeTensor)
+        if self._is_same:
+            storage.resize_(0)
+        else:
+            with _outside_of_modes():
+                self._compute_with(*self._without_memory)
+        mark_dropped(self.leaves)
+        if is_full and others:
+            reference = StorageWeakRef(storage)
             self.kept[reference.cdata] = reference, self._version
 
     def _fill_kept(self, flat: torch.Tensor, version: int) -> None:
@@ -110,8 +133,8 @@ class Leaves:
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
         """Let the leaves have these values, views into `flat`."""
         self.flat = flat
+        mark_gathered(self.leaves)
         for leaf, value in zip(self.leaves, values, strict=True):
-            mark_gathered(leaf)
             torch.Tensor.data.__set__(leaf, value)
         self.forget_changes()
 
@@ -136,7 +159,7 @@ def put(
 
 
 @contextmanager
-def outside_of_modes() -> Iterator[None]:
+def _outside_of_modes() -> Iterator[None]:
     """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
     torch.func's transforms, which would wrap them.
     """

@@ -6,8 +6,9 @@ One place knows all optimizers of a process, because torch calls hooks of their 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from operator import is_
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parame
 
     updated: those whose gradients a lowband.Matrices brings to whole matrices that are stepped
     """
-    check_reduced(shards, where, "this step")
+    check_reduced(shards, where, "this step would leave out")
     with torch._C.DisableTorchFunctionSubclass():  # quicker
         left = next((shard for shard in updated if shard.grad is not None), None)
     if left is not None:
@@ -133,19 +134,28 @@ def _then(value: Any, check: Callable[[], None]) -> Any:
     return checked
 
 
-def _by_unit(optimizer: Optimizer) -> dict[Changes, list[nn.Parameter]]:
-    """The optimizer's shards by their unit's Changes, in its order."""
-    found: dict[Changes, list[nn.Parameter]] = {}
+_ByUnit = dict[Changes, list[nn.Parameter]]
+# What `_by_unit` has found, and for which parameters.
+_found: WeakKeyDictionary[Optimizer, tuple[list[nn.Parameter], _ByUnit]] = WeakKeyDictionary()
+
+
+def _by_unit(optimizer: Optimizer) -> _ByUnit:
+    """The optimizer's shards by their unit's Changes, in its order. Not to be changed."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known, found = _found.get(optimizer, ([], {}))
+    if len(known) == len(parameters) and all(map(is_, known, parameters)):  # asked several times a step
+        return found
+    found = {}
     unit: Changes | None = None  # of the parameter before: most follow others of their unit
     mine: list[nn.Parameter] = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            changes = changes_of(parameter)
-            if changes is None:
-                continue
-            if changes is not unit:
-                unit, mine = changes, found.setdefault(changes, [])
-            mine.append(parameter)
+    for parameter in parameters:
+        changes = changes_of(parameter)
+        if changes is None:
+            continue
+        if changes is not unit:
+            unit, mine = changes, found.setdefault(changes, [])
+        mine.append(parameter)
+    _found[optimizer] = parameters, found
     return found
 
 

@@ -14,7 +14,7 @@ from lowband.engine.transport.lane import Handle
 from lowband.engine.units.changes import Changes
 from lowband.engine.units.gradients import Gradients
 from lowband.engine.units.initial import Initial
-from lowband.engine.units.leaves import Leaves, Slot, outside_of_modes, put
+from lowband.engine.units.leaves import Leaves, Slot, put
 from lowband.engine.units.rank_shards import RankShards
 from lowband.engine.units.slice_of import slice_of
 from lowband.engine.units.states import UnitState
@@ -107,16 +107,20 @@ class Unit:
             flat.untyped_storage().resize_(0)
         return leaves
 
-    def _compute_with(self, gathered: torch.Tensor | None) -> None:
-        """Let the leaves be views into a gathered buffer, or have no memory."""
-        for storage in (self.flat.untyped_storage()._cdata, *self._computed.kept):
-            self._unit_of.pop(storage, None)
+    def _compute_with(self, gathered: torch.Tensor | None, is_full: bool = True) -> None:
+        """Let the leaves be views into a gathered buffer, or have no memory. is_full: see Leaves.empty"""
+        leaves, unit_of = self._computed, self._unit_of
+        before, kept = leaves.flat, [*leaves.kept]
         if gathered is None:
-            self._computed.empty()
+            leaves.empty(is_full)
         else:
-            self._computed.fill(gathered, self.gathered_version)
-        for storage in (self.flat.untyped_storage()._cdata, *self._computed.kept):
-            self._unit_of[storage] = self
+            leaves.fill(gathered, self.gathered_version)
+        if leaves.flat is before and not kept and not leaves.kept:
+            return
+        for storage in (before.untyped_storage()._cdata, *kept):
+            unit_of.pop(storage, None)
+        for storage in (leaves.flat.untyped_storage()._cdata, *leaves.kept):
+            unit_of[storage] = self
 
     def put_shards(self) -> None:
         """Register this rank's shards in the module. See units.rank_shards, [Note: shards]."""
@@ -185,8 +189,7 @@ class Unit:
         self._check_copy(stale)
         from_secondary = backward and self.secondary is not None and self._secondary_version == version
         levels = self.held.levels_of_gather(stale, from_secondary)
-        with outside_of_modes():
-            self._arriving = self.meter.hold("gathered", torch.empty_like(self.flat))
+        self._arriving = self.meter.hold("gathered", self._computed.buffer())
         self.state = UnitState.GATHERING
         try:
             self._gathering = self.collectives.submit(
@@ -255,8 +258,8 @@ class Unit:
         """Free the gathered parameters, if they are not held all the time."""
         if not self.is_whole and self.state is not UnitState.SHARDED:
             self.meter.release("gathered", self.flat.nbytes)
-            self._arriving = None
-            self._compute_with(None)
+            is_full, self._arriving = self._arriving is None, None
+            self._compute_with(None, is_full)
             self.state = UnitState.SHARDED
 
     def _check_copy(self, stale: bool) -> None:

@@ -5,7 +5,7 @@ would show the old values for ever, without an error. Those that attributes and 
 that is hidden elsewhere, in a closure say, is noticed when a gradient comes through it to the old parameter.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -78,15 +78,18 @@ def mark_replaced(parameter: nn.Parameter, place: str) -> None:
     _mark(parameter, ReplacedParameter, place)
 
 
-def mark_dropped(leaf: nn.Parameter, unit: str) -> None:
-    """Have a leaf without memory refuse its use."""
-    _mark(leaf, DroppedParameter, unit)
+def mark_dropped(leaves: Sequence[Leaf]) -> None:
+    """Have a unit's leaves, without memory, refuse their use."""
+    if not isinstance(leaves[0], FakeTensor):
+        for leaf in leaves:
+            leaf.__class__ = DroppedParameter  # type: ignore[assignment]
 
 
-def mark_gathered(leaf: nn.Parameter) -> None:
+def mark_gathered(leaves: Sequence[Leaf]) -> None:
     """Take back `mark_dropped`."""
-    if type(leaf) is DroppedParameter:
-        leaf.__class__ = Leaf  # type: ignore[assignment]
+    if type(leaves[0]) is DroppedParameter:
+        for leaf in leaves:
+            leaf.__class__ = Leaf
 
 
 def _mark(tensor: torch.Tensor, kind: type[Unusable], place: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import wraps
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from lowband.engine.units.known_optimizers import IS_KNOWN
 from lowband.engine.units.waiting import discard
 
 _UPDATES = "_lowband_updates"  # attribute of a whole matrix: the shards that its lowband.Matrices updates
+_updating: WeakSet[nn.Parameter] = WeakSet()  # the whole matrices of all lowband.Matrices
 _zero_grad, _zero_module = Optimizer.zero_grad, nn.Module.zero_grad
 
 
@@ -23,10 +25,13 @@ def mark_updated(wholes: Sequence[nn.Parameter], shards: Sequence[nn.Parameter])
     """
     for whole in wholes:
         setattr(whole, _UPDATES, shards)
+        _updating.add(whole)
 
 
 def updated_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """The shards that get what becomes of the optimizer's whole matrices, and others of these Matrices."""
+    if not _updating:  # which is quicker
+        return []
     own = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return list({shard: None for parameter in own for shard in getattr(parameter, _UPDATES, ())})
 

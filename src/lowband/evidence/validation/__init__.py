@@ -170,6 +170,7 @@ SOURCES: dict[str, Source] = {
         ("megatron-zero3", "megatron_zero3", "selene-2021", "deepspeed-zero", "07_megatron_sc21_2104.04473"),
         ("seqpar", "seqpar", "selene-2022", "megatron-lm-2021", "megatron_seqpar_table5_vs_calculon"),
         ("megatron-h100", "megatron_h100", "eos-2024", "megatron-lm", "megatron_weak_scaling_h100"),
+        ("dgxc-nemo-h100", "dgxc_nemo", "dgxc-h100", "megatron-lm", "dgxc_nemo_h100"),
         ("vtrain", "vtrain", "vtrain-a100", "megatron-lm-2021", "vtrain_a100_single"),
         ("llm-foundry-h100", "llm_foundry", "dgx-h100", "fsdp", "llm_foundry_fsdp"),
         ("llm-foundry-a100", "llm_foundry", "dgx-a100", "fsdp", "llm_foundry_fsdp"),
