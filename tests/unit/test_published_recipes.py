@@ -47,9 +47,9 @@ def test_each_printed_number_is_predicted(found: pd.DataFrame) -> None:
 @pytest.mark.parametrize(
     ("model", "products", "least", "most"),
     [
-        ("nemotron-4-340b", "bf16", 8, 11), ("nemotron-4-340b", "fp8", 13, 20),
-        ("nemotron-4-15b", "bf16", 7, 11), ("nemotron-4-15b", "fp8", 7, 10),
-        ("mixtral-8x22b", "bf16", -13, -9),
+        ("nemotron-4-340b", "bf16", 6, 12), ("nemotron-4-340b", "fp8", 13, 20),
+        ("nemotron-4-15b", "bf16", 8, 12), ("nemotron-4-15b", "fp8", 18, 21),
+        ("mixtral-8x22b", "bf16", -17, -10),
     ],
 )  # fmt: skip
 def test_errors_are_as_documented(
@@ -63,28 +63,28 @@ def test_errors_are_as_documented(
 
 
 def test_of_what_is_not_printed_one_value_is_near(found: pd.DataFrame) -> None:
-    """340B on 6,144 GPUs within 6 % by any number of stages; 15B within 12 % of each with two sequences."""
+    """340B on 6,144 GPUs within 6 % by any number of stages; 15B within 11 % of each with four sequences."""
     of_340b = found[found["artifact"].eq("Table 2") & found["source"].eq("arXiv 2406.11704")]
     assert of_340b["off_percent"].abs().max() < 6
     of_15b = found[found["source"].eq("arXiv 2402.16819")]
-    two = of_15b[of_15b["use"] == "micro-batch 2"]
-    assert len(two) == 3
-    assert two["off_percent"].abs().max() < 12
+    four = of_15b[of_15b["use"] == "micro-batch 4"]
+    assert len(four) == 3
+    assert four["off_percent"].abs().max() < 11
     of_qwen = found[found["setting"].str.startswith("qwen2")]
-    assert of_qwen["off_percent"].between(0, 5).all()
+    assert of_qwen["off_percent"].between(-5, 0).all()
 
 
 def test_deepseeks_step_is_between_the_bounds_but_for_what_computing_is_off(found: pd.DataFrame) -> None:
     steps = found[found["setting"].str.startswith("deepseek") & found["quantity"].eq("step time")]
     hidden, waited = steps.set_index("use")["off_percent"][["exchanges hidden", "exchanges waited for"]]
-    assert 5 < hidden < 11
-    assert 90 < waited < 100
+    assert 0 < hidden < 3
+    assert 80 < waited < 90
     [row] = [row for row in rows_of("deepseek-v3", "HAI-LLM") if row.metric == "step time"]
     job = of_deepseek(CONFIG, row)
     prediction = predict(job, interval=False)
     assert job.tokens == 15360 * 4096
     assert job.model.layers == 64
-    assert computed_s(prediction) == pytest.approx(1.14 * float(prediction.time_s["experts"]), rel=0.01)
+    assert computed_s(prediction) == pytest.approx(1.05 * float(prediction.time_s["experts"]), rel=0.01)
 
 
 @pytest.mark.parametrize(
