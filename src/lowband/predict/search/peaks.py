@@ -35,7 +35,6 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from lowband.spec.schedules import SCHEDULES
-from lowband.spec.wire import DTYPE_BYTES
 
 Floats = NDArray[np.float64]
 
@@ -165,4 +164,4 @@ def _summed_at_least(base: Workload, place: Place) -> Num:
     axes, many, block = base.axes, np.asarray(base.accumulation), place.numels[-1] + place.experts
     of_stage = -(-place.blocks // axes.chunks)
     blocks = np.where(_fills(base) & (axes.row != "breadth"), place.blocks, of_stage)
-    return np.where(many > 1, DTYPE_BYTES[base.stack.summed_dtype] * block * blocks, 0)
+    return np.where(many > 1, base.stack.summed_bytes * block * blocks, 0)
