@@ -305,6 +305,7 @@ _TESTS = {
     "predict/search/parts": [f"{UNIT}plan_parts.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],
     "predict/show/plan_text": [f"{UNIT}plan_relief.py", f"{UNIT}plan_parts.py", f"{UNIT}predict.py"],
+    "predict/show/plan_files": [f"{UNIT}plan_parts.py", f"{UNIT}plan_choice.py"],
     "predict/show/plan_options": [f"{UNIT}plan_software.py"],
     "predict/show/whole_text": [f"{UNIT}whole_run.py"],
     "predict/refused": [

@@ -99,11 +99,15 @@ def test_an_optional_count_is_a_count(key: str, value: object, tmp_path: Path) -
 
 
 LONG = {"num_key_value_heads": 8, "max_position_embeddings": 8192}
+LONGER = {**LONG, "max_position_embeddings": 131072}
 PUBLISHED = {
     "llama-7b": shape(4096, 32, 32, 11008),
     "llama-13b": shape(5120, 40, 40, 13824),
     "llama-3-8b": shape(4096, 32, 32, 14336, 128256, **LONG),
     "llama-3-70b": shape(8192, 80, 64, 28672, 128256, **LONG),
+    "llama-3.1-8b": shape(4096, 32, 32, 14336, 128256, **LONGER),
+    "llama-3.1-70b": shape(8192, 80, 64, 28672, 128256, **LONGER),
+    "llama-3.1-405b": shape(16384, 126, 128, 53248, 128256, **LONGER),
 }
 
 
@@ -114,7 +118,10 @@ def test_named_llamas_are_the_published_shapes(name: str, tmp_path: Path) -> Non
     kept = {"name": name, "source": named.source, "kv_heads": named.kv_heads}
     assert named == read.model_copy(update=kept)
     assert named.kv_hidden == read.kv_hidden
-    billions = {"llama-7b": 6.738, "llama-13b": 13.016, "llama-3-8b": 8.030, "llama-3-70b": 70.554}[name]
+    billions = {
+        "llama-7b": 6.738, "llama-13b": 13.016, "llama-3-8b": 8.030, "llama-3-70b": 70.554,
+        "llama-3.1-8b": 8.030, "llama-3.1-70b": 70.554, "llama-3.1-405b": 405.853,
+    }[name]  # fmt: skip
     assert named.parameters / 1e9 == pytest.approx(billions, abs=5e-4)
 
 

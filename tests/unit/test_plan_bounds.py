@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from random import Random
 
 import numpy as np
 import pytest
 
 from lowband.cost.numbers import GIB
-from lowband.predict.footprint import memory_items, peak_bytes
+from lowband.predict.footprint import memory_items, most_held, peak_bytes
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, differ_in_one
 from lowband.predict.search.choice import chosen
 from lowband.predict.search.degrees import axes_to_try, possible
 from lowband.predict.search.floors import Bounds, floor
-from lowband.predict.search.peaks import Peaks
+from lowband.predict.search.peaks import Peaks, capacity
 from lowband.predict.search.placements import table
 from lowband.predict.search.plan import RECOMPUTE, _bases, plan
 from lowband.predict.search.relief import HOST
@@ -24,7 +25,10 @@ from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.model import ModelSpec
+from lowband.spec.schedule import owed, peak
+from lowband.spec.schedules import SCHEDULES, Name, lists
 from lowband.spec.stack import OURS, Stack
+from lowband.spec.stages import summing
 from lowband.spec.step import Schedule
 from tests.checkout import CONFIG
 
@@ -151,6 +155,8 @@ def test_peaks_are_those_of_each_candidate_and_not_below_the_least(small: Small)
     for base in small.bases(OURS):
         of_base = table(base, (), exact=False)
         found, least = peaks.under(base, of_base)[0], peaks.least(base)
+        if base.axes.is_uneven:
+            assert np.all(peaks.least_under(base, of_base) <= found)
         for j in drawn.sample(range(len(of_base.schemes)), min(4, len(of_base.schemes))):
             job = base.varied(scheme=of_base.schemes[j])
             peak = np.broadcast_to(peak_bytes(memory_items(job), job.keeps_grads), np.shape(job.micro_batch))
@@ -168,6 +174,8 @@ def test_and_those_of_large_jobs(case: tuple[str, str, int, int]) -> None:
         for one in (base, *on_host):
             of_base = table(one, (), exact=True)
             (peak, short), least = peaks.under(one, of_base), peaks.least(one)
+            if one.axes.is_uneven:
+                assert np.all(peaks.least_under(one, of_base) <= peak)
             j = drawn.randrange(len(of_base.schemes))
             job = one.varied(scheme=of_base.schemes[j])
             items = memory_items(job)
@@ -222,3 +230,35 @@ def test_models_with_layers_of_two_kinds_have_plans() -> None:
     tried = possible(machine, hybrid, 8, axes_to_try(machine, hybrid, [1]), 64, ("all",), ())
     of = machine, CONFIG.given_stack(None, machine), hybrid, 8, 64, 32, tried, [1], ("none",)
     assert [*_bases(*of)]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "depth"])
+def test_filled_lists_hold_no_more_than_any_longer_ones(name: Name) -> None:
+    """What `least` and `least_under` rest on: with FILLED micro-batches a rank, and any more, each rank holds
+    as much, as much waits, and all stages are summed at once but breadth-first."""
+    row = SCHEDULES[name]
+    for ranks, chunks in product((2, 3, 5), range(row.chunks[0], (row.chunks[1] or 3) + 1)):
+        of_ranks = most_held(name, ranks, chunks)
+        for many in (2 * ranks, 2 * ranks + 1, 3 * ranks + 2, 4 * ranks):
+            found = lists(name, ranks, many, chunks)
+            for of_rank, held, late, (least, waits) in zip(
+                found, peak(found), owed(found), of_ranks, strict=True
+            ):
+                assert held >= least * chunks and late >= waits * chunks
+                assert name == "breadth" or max(map(len, summing(of_rank))) == chunks
+
+
+def test_the_least_under_a_placement_leaves_out_most_of_what_has_no_room() -> None:
+    """405B on 512 H100, by Megatron-LM: of uneven stages."""
+    machine, stack = setting(CONFIG, "eos-2024", "megatron-lm")
+    model = CONFIG.model("llama-3.1-405b")
+    tried = possible(machine, model, 512, axes_to_try(machine, model, [8], [16]), 8192, ("all",), ())
+    peaks, room, left, short = Peaks(), capacity(machine), 0, 0
+    for base in _bases(machine, stack, model, 512, 8192, 512, tried, None, RECOMPUTE):
+        of_base = table(base, of_stack(stack, model), exact=True)
+        if base.axes.is_uneven:
+            least, found = peaks.least_under(base, of_base), peaks.under(base, of_base)[0]
+            assert np.all(least <= found)
+            left += int(np.sum((least <= room) & (found > room)))
+            short += int(np.sum(found > room))
+    assert 0 < 2 * left < short

@@ -23,11 +23,13 @@ from lowband.predict.search.placements import schemes
 from lowband.predict.search.plan import plan
 from lowband.predict.search.software import SOFTWARE, runners
 from lowband.predict.show import largest as show
+from lowband.predict.show import plan_files
 from lowband.predict.show.plan_files import write
 from lowband.predict.show.plan_text import records, report
 from lowband.predict.workload import Workload
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.config import Config
+from lowband.spec.files import create_whole
 from lowband.spec.machine import Machine, TierName
 from lowband.spec.model import ModelSpec
 from lowband.spec.offload import Offload
@@ -205,6 +207,35 @@ def test_parts_are_shown_and_written_as_predicted(tmp_path: Path) -> None:
     assert float(again.step_time_s) == first.step_time_s and again.fits
 
 
+@pytest.mark.parametrize("share, stride", [(0.4, 0), (0.9, 2), (1.0, 2)])
+def test_a_given_share_is_planned_as_the_scheme_that_is_written_has_it(
+    share: float, stride: int, tmp_path: Path
+) -> None:
+    """By whole units: of four, 0.4 of the parameters are two blocks, which are more."""
+    made = machine(10**6, HOST_KIB, 0.5, 20)
+    given = Beyond.of(["optim@host"], share, stride)
+    first = chosen(searched(made, given, software=OURS, chooses=False))[0]
+    for name in ("config", "slurm"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "slurm" / "frontier").symlink_to(CONFIG.root / "slurm" / "frontier")
+    write(first, "mine", Config(tmp_path))
+    again = predict(replace(first.job, scheme=Config(tmp_path).scheme("mine"), beyond=None), interval=False)
+    assert float(again.step_time_s) == first.step_time_s
+    assert float(again.peak_memory_bytes) == pytest.approx(first.peak, rel=1e-6)
+    said = {key: value for key, value in {"share": share, "stride": stride}.items() if value not in (0, 1)}
+    assert first.job.beyond is not None and first.job.beyond.parts == said
+    beside = predict(replace(first.job, beyond=given), interval=False)
+    assert float(beside.step_time_s) != first.step_time_s
+
+
+def test_another_programs_share_is_what_is_given() -> None:
+    deepspeed = [row for row in SOFTWARE if row.name == "deepspeed"]
+    first = chosen(
+        searched(machine(10**6, HOST_KIB, 0.5, 20), Beyond("host", share=0.4), software=deepspeed)
+    )[0]
+    assert first.job.placed is not None and first.job.placed.share == 0.4
+
+
 def test_where_all_fits_on_the_device_nothing_is_beyond_it() -> None:
     assert searched(machine(10**6, HOST_KIB, 0.5, 20), Beyond("host")).ranked[0].job.placed is None
 
@@ -280,3 +311,26 @@ def test_a_late_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["tiers"] == "optim@host" and row["tier_late"] is True for row in rows)
     with pytest.raises(UserError, match="late"):
         Beyond("disk", offload=Offload(late=True))
+
+
+@pytest.mark.parametrize("failure", ["taken", "full"])
+def test_what_was_written_of_a_plan_that_cannot_be_is_removed(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process took the suite's name, or the disk is full: the scheme's name is free again."""
+
+    def second_fails(path: Path, text: str) -> bool:
+        if path.parent.name == "suites":
+            if failure == "full":
+                raise OSError("no space left on device")
+            return False
+        return create_whole(path, text)
+
+    monkeypatch.setattr(plan_files, "create_whole", second_fails)
+    first = chosen(searched(machine(10**6, HOST_KIB, 0.5, 20), None))[0]
+    for name in ("config", "slurm"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "slurm" / "frontier").symlink_to(CONFIG.root / "slurm" / "frontier")
+    with pytest.raises((UserError, OSError)):
+        write(first, "mine", Config(tmp_path))
+    assert not [*tmp_path.glob("config/**/*.yaml")]

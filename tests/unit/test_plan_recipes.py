@@ -29,11 +29,7 @@ def gpt(layers: int, hidden: int, heads: int) -> ModelSpec:
     )
 
 
-LLAMA = ModelSpec(
-    name="llama-3-405b", layers=126, hidden=16384, heads=128, kv_heads=8, mlp_hidden=53248, gated=True,
-    biases=False, vocab=128256, seq_len=131072, positions="rotary", tied_head=False,
-    source="arXiv 2407.21783, Table 3",
-)  # fmt: skip
+LLAMA = CONFIG.model("llama-3.1-405b")
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,16 @@ RECIPES = {
     "175b": Recipe(
         "eos-2024", "megatron-lm", gpt(96, 12288, 96), 1024, 2048, 1536, "zero1", Ways.of_options(4, 8), (6,)
     ),
+    # As published_recipes.csv has them: Nemotron-4 340B, whose stages a rank its paper does not say, and
+    # arXiv 2504.14960's Mixtral 8x22B in Megatron-Core without folding (experts inside a node).
+    "340b": Recipe(
+        "eos-2024", "megatron-lm", CONFIG.model("nemotron-4-340b"), 6144, 4096, 2304, "zero1",
+        Ways.of_options(8, 12), (2, 4, 8), published=8.0,
+    ),
+    "8x22b": Recipe(
+        "eos-2024", "megatron-lm", CONFIG.model("mixtral-8x22b"), 128, 4096, 1024, "zero1",
+        Ways.of_options(2, 8, ep=4), (7,),
+    ),
 }  # fmt: skip
 PUBLISHED_128K = 380  # TFLOPS
 
@@ -105,7 +111,7 @@ def first(name: str) -> tuple[float, float, tuple[str, ...], Workload]:
     recipe = RECIPES[name]
     machine, stack = recipe.setting
     software = [row for row in of_stack(stack, recipe.model) if row.name != "lowband"]
-    axes = axes_to_try(machine, recipe.model, context=None, seq_len=recipe.seq_len)
+    axes = axes_to_try(machine, recipe.model, context=None, expert=None, seq_len=recipe.seq_len)
     found = plan(
         machine, stack, recipe.model, recipe.ranks, recipe.seq_len, recipe.batch, axes, software=software
     )
@@ -127,7 +133,7 @@ def test_the_planner_is_no_slower_than_a_recipe_that_fits(name: str) -> None:
         for p in (predict(one, interval=False) for one in RECIPES[name].jobs()) if p.fits
     ]  # fmt: skip
     assert all(seconds <= one for one in fitting)
-    assert fitting or name == "405b"  # of which each is beyond 80 GiB, as the next test says
+    assert fitting or name in ("405b", "8x22b")  # beyond 80 GiB, within the error: the next test, and theirs
     assert peak * MEMORY_ERROR <= job.machine.device.memory_gib * GIB
     assert set(software) & {row.name for row in of_stack(job.stack, job.model)}
 
@@ -153,13 +159,17 @@ def test_metas_recipe_of_128k() -> None:
     assert first("405b-128k")[3].axes.context >= 16
 
 
+def test_nvidias_recipe_of_nemotron_340b_on_6144() -> None:
+    """Within 6 % of 8.0 s by any number of stages a rank; the planner's row is no slower than published."""
+    recipe = RECIPES["340b"]
+    assert all(abs(one / recipe.published - 1) < 0.06 for one in times("340b"))
+    assert first("340b")[0] <= recipe.published
+
+
 def test_nvidias_recipe_of_nemotron_340b() -> None:
     """On 128 H100 it fits within the error if gradients are summed in bf16, not if in fp32."""
     machine, stack = setting(CONFIG, "eos-2024", "megatron-lm")
-    model = ModelSpec(
-        name="nemotron-340b", layers=96, hidden=18432, heads=96, kv_heads=8, mlp_hidden=73728, biases=False,
-        vocab=256000, seq_len=4096, positions="rotary", tied_head=False, source="arXiv 2406.11704",
-    )  # fmt: skip
+    model = CONFIG.model("nemotron-4-340b")
     peaks = {}
     for dtype in ("fp32", "bf16"):
         job = Workload(

@@ -203,6 +203,12 @@ def test_parts_of_a_scheme_are_predicted_as_the_option(
         assert ours.memory_bytes.get(kind, 0) == pytest.approx(expected, rel=1e-9), kind
 
 
+@pytest.mark.parametrize("parts", [{"share": 0.5}, {"stride": 2}])
+def test_parts_are_never_late(parts: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="--tier-late is of all states"):
+        Beyond.of(["optim@host"], late=True, **parts)
+
+
 def test_a_late_update_hides_behind_the_passes() -> None:
     plain = job(cluster="dgx-h100", ranks=8)
     now, late = (

@@ -40,6 +40,8 @@ from lowband.spec.sourced import Fact
 from lowband.spec.tiers import Tier, at
 from lowband.spec.wire import DTYPE_BYTES
 
+FILLED = 2  # micro-batches for each rank along pipeline with which it holds as much as with any more
+
 
 def memory_items(job: Workload) -> dict[str, Num]:
     """Peak bytes per rank by kind. In addition to the states of `state_bytes`:
@@ -237,11 +239,11 @@ def held_alike(job: Workload, blocks: int, tokens: Num, kept: Kept) -> Num:
     axes = job.axes
     if SCHEDULES[axes.row].splits and job.recompute != "none":
         in_blocks: Num = 0.0
-        for held, late in _most_held(axes.row, axes.pipeline, axes.chunks):
+        for held, late in most_held(axes.row, axes.pipeline, axes.chunks):
             of_rank = np.minimum(job.accumulation, held) * kept.block
             in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
         return tokens * blocks * in_blocks
-    most, _ = _most_held(axes.row, axes.pipeline, axes.chunks)[0]
+    most, _ = most_held(axes.row, axes.pipeline, axes.chunks)[0]
     in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)
     return tokens * (in_flight * blocks * kept.block + kept.working)
 
@@ -255,10 +257,10 @@ def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
 
 
 @cache
-def _most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]:
+def most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]:
     """By rank, the micro-batches whose activations it holds at most, once they fill the pipeline, and those
     whose weight parts wait."""
-    filled = [SCHEDULES[name].of_rank(rank, ranks, 2 * ranks, chunks) for rank in range(ranks)]
+    filled = [SCHEDULES[name].of_rank(rank, ranks, FILLED * ranks, chunks) for rank in range(ranks)]
     return [(held / chunks, late / chunks) for held, late in zip(peak(filled), owed(filled), strict=True)]
 
 

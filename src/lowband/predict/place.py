@@ -169,6 +169,8 @@ def _held(actions: Sequence[Action], of_stage: Sequence[int]) -> tuple[tuple[int
         found.add((held, late + (kind == "backward")))  # a whole backward recomputes block by block
         held -= blocks if kind in ("backward", "weight") else 0
         late -= blocks if kind == "weight" else 0
-    return tuple(
-        sorted(one for one in found if not any(a >= one[0] and b >= one[1] for a, b in found - {one}))
-    )
+    ends = list[tuple[int, int]]()
+    for one in sorted(found, reverse=True):  # those before it have at least as many blocks held
+        if not ends or one[1] > ends[-1][1]:
+            ends.append(one)
+    return tuple(reversed(ends))

@@ -18,6 +18,7 @@ from lowband.evidence.validation.offload_logs import offload_constants, offload_
 from lowband.evidence.validation.pipelines import pipelines
 from lowband.evidence.validation.published_context import published_context, published_lengths
 from lowband.evidence.validation.published_experts import published_experts
+from lowband.evidence.validation.published_recipes import published_recipes
 from lowband.evidence.validation.published_tiers import published_tiers
 from lowband.evidence.validation.strong_scaling import strong_scaling
 from lowband.evidence.validation.tier_efficiency import tier_efficiency
@@ -90,6 +91,7 @@ PREDICTED: dict[str, Callable[[Config], pd.DataFrame]] = {
     "context_balance": context_balance,
     "published_context": published_context,
     "published_experts": published_experts,
+    "published_recipes": published_recipes,
     "longest_context": longest,
     "strong_scaling": strong_scaling,
     "tier_efficiency": tier_efficiency,

@@ -100,6 +100,10 @@ class Search:
 
     def _predict_any(self, base: Workload, of_base: Table, which: Bools) -> None:
         """which: of each scheme, its micro-batches"""
+        some = np.asarray(which.any(axis=0))
+        if not some.any():
+            return
+        base, which = _some(base, some), which[:, some]
         peaks = self._peaks.under(base, of_base)
         for i, scheme in enumerate(of_base.schemes):
             self._predict(base, scheme, which[i], *(each[i] for each in peaks))
@@ -112,6 +116,14 @@ class Search:
             return
         some = np.asarray(near.any(axis=0))
         base, near = _some(base, some), near[:, some]
+        if base.axes.is_uneven:  # each rank's peak takes a while
+            least_peak = self._peaks.least_under(base, of_base)
+            may_fit = (least_peak <= capacity(base.machine)) | self._chooses_parts(base)
+            near &= self._or_all(may_fit)
+            if not near.any():
+                return
+            some = np.asarray(near.any(axis=0))
+            base, near = _some(base, some), near[:, some]
         peak, short = self._peaks.under(base, of_base)
         near &= self._or_all((short == 0) | self._chooses_parts(base))  # with others they may have room
         if not near.any():

@@ -21,7 +21,7 @@ from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.room import surely
-from lowband.predict.search.software import SOFTWARE, Software
+from lowband.predict.search.software import OURS, SOFTWARE, Software
 from lowband.predict.tiers import short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
@@ -63,6 +63,20 @@ def are_free(job: Workload) -> bool:
         return False
     is_whole = beyond.offload is None and np.ndim(beyond.share) == 0 and beyond == Beyond(beyond.optim)
     return is_whole and axes.stages == axes.expert == 1
+
+
+def by_units(job: Workload, software: Sequence[Software] = ()) -> Workload:
+    """The job with given parts of the states as a scheme of our engine has them, by whole units, where some
+    of the software is ours and has units apart. Another program's parts are what is given."""
+    beyond = job.beyond
+    if beyond is None or beyond.optim is None or beyond.weights is not None or job.scheme.tiers:
+        return job
+    is_whole = beyond.offload is not None or (beyond.share, beyond.stride) == (1, 0)
+    is_ours = not software or OURS in software
+    if is_whole or not is_ours or job.axes.stages > 1 or job.axes.expert > 1:
+        return job
+    offload = Offload(share=float(beyond.share), stride=int(beyond.stride))
+    return job.varied(beyond=Beyond(beyond.optim, offload=offload))
 
 
 def chosen_parts(job: Workload, software: Sequence[Software] = ()) -> list[Chosen]:

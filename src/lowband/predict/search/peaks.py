@@ -6,18 +6,32 @@ and depends on micro-batches only in that there is one of them in a step, or sev
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.activations import Kept, Recompute
+from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import GIB, Num, stacked
-from lowband.predict.footprint import held_alike, in_mean, items_at, kept_with, of_passes, peak_bytes
+from lowband.cost.stages_step import place_of
+from lowband.predict.footprint import (
+    FILLED,
+    held_alike,
+    in_mean,
+    items_at,
+    kept_with,
+    most_held,
+    of_passes,
+    peak_bytes,
+)
 from lowband.predict.place import Place, alike, fullest
 from lowband.predict.search.floors import ROUNDING, between
 from lowband.predict.search.placements import Table
 from lowband.predict.tiers import short_by
 from lowband.predict.workload import Workload
+from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from lowband.spec.schedules import SCHEDULES
 
@@ -37,17 +51,32 @@ class Peaks:
         self._states = dict[object, dict[str, Num]]()
 
     def least(self, base: Workload) -> Num:
-        """Below the peak of each micro-batch under any scheme: what the runtime has, and activations, if all
-        stages were as short as the shortest one. Of uneven ones with split backwards, weight parts need not
-        wait while a rank holds most: what waits for them is left out."""
+        """Below the peak of each micro-batch under any scheme: what the runtime has, and activations."""
+        runtime = base.machine.device.framework_gib
+        return self._held(base) + (0 if runtime is None else runtime.value * GIB)
+
+    def _held(self, base: Workload) -> Num:
+        """No more than activations take, if all stages were as short as the shortest one, or all of a rank's
+        as its own shortest one."""
         axes = base.axes
         blocks = axes.chunks * min(axes.layers, default=base.model.layers // axes.stages)
         kept = in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
-        if axes.is_uneven and SCHEDULES[axes.row].splits:
-            kept = replace(kept, working=0.0)
-        held = held_alike(base, blocks, base.micro_batch * base.own_tokens, kept)
-        runtime = base.machine.device.framework_gib
-        return held * (1 - ROUNDING) + (0 if runtime is None else runtime.value * GIB)
+        tokens = base.micro_batch * base.own_tokens * (1 - ROUNDING)
+        if not axes.is_uneven:
+            return held_alike(base, blocks, tokens, kept)
+        whole = replace(kept, working=0.0) if SCHEDULES[axes.row].splits else kept
+        return np.maximum(held_alike(base, blocks, tokens, whole), tokens * _in_the_middle(base, kept))
+
+    def least_under(self, base: Workload, of_base: Table) -> Floats:
+        """Of uneven stages, below `under`'s peaks, for a small part of their time: states and sums of a rank
+        with as many blocks as the mean one, of which some rank has no fewer, and the least activations."""
+        place = _of_the_mean(base)
+        items = self._of_states(base, place, of_base)
+        grads = np.maximum(items["grads"], _summed_at_least(base, place))
+        at_loss = self._held(base) + np.where(base.keeps_grads, grads, 0)
+        states = sum(items[kind] for kind in ("framework", "weights", "secondary", "optim"))
+        least: Floats = states + np.maximum(grads, at_loss)
+        return least[of_base.of_states]
 
     def under(self, base: Workload, of_base: Table) -> tuple[Floats, Floats]:
         """By scheme and micro-batch, the peak and by how much memory is too small."""
@@ -90,3 +119,48 @@ class Peaks:
         if key not in self._kept:
             self._kept[key] = kept_with(base, recompute)
         return self._kept[key]
+
+
+def _of_the_mean(base: Workload) -> Place:
+    """A rank of uneven stages with the mean number of blocks, rounded up, and nothing else."""
+    blocks = -(-base.model.layers // base.axes.pipeline)
+    block = stage_numels(base.model, base.levels, base.axes)[1]
+    experts = expert_numels(base.model, base.levels_alike, base.axes.expert)[-1]
+    return Place(blocks, 1, (0, *[block] * blocks), (0, 0), gathered=0, summed=0, experts=experts)
+
+
+def _in_the_middle(base: Workload, kept: Kept) -> Num:
+    """Of uneven stages, bytes for each token of a micro-batch that some rank holds at least, where these fill
+    the pipeline: the first rank holds most of them, but may have a shorter stage than the second one. What
+    waits for its weight part is held, too, when most of it waits."""
+    axes = base.axes
+    of_ranks = zip(most_held(axes.row, axes.pipeline, axes.chunks), _shortest(axes), strict=True)
+    most: Num = 0.0
+    for (held, late), blocks in of_ranks:
+        here = np.maximum(held * kept.block, late * (kept.block + kept.working))
+        most = np.maximum(most, blocks * here)
+    return np.where(_fills(base), most, 0)
+
+
+def _fills(base: Workload) -> Any:
+    """Whether lists hold at least as much at once as those of FILLED micro-batches for each rank."""
+    return np.asarray(base.accumulation) >= FILLED * base.axes.pipeline
+
+
+@cache
+def _shortest(axes: Ways) -> list[int]:
+    """By rank of uneven stages, its blocks, if all of its stages were as short as the shortest of them."""
+    found = [axes.chunks * max(axes.layers)] * axes.pipeline
+    for stage, blocks in enumerate(axes.layers):
+        rank = place_of(axes.row, stage, axes.pipeline)
+        found[rank] = min(found[rank], axes.chunks * blocks)
+    return found
+
+
+def _summed_at_least(base: Workload, place: Place) -> Num:
+    """Bytes of gradients that a rank with a place's blocks sums at once: of its longest stage, and of all of
+    them where micro-batches fill the pipeline, but breadth-first."""
+    axes, many, block = base.axes, np.asarray(base.accumulation), place.numels[-1] + place.experts
+    of_stage = -(-place.blocks // axes.chunks)
+    blocks = np.where(_fills(base) & (axes.row != "breadth"), place.blocks, of_stage)
+    return np.where(many > 1, base.stack.summed_bytes * block * blocks, 0)

@@ -31,6 +31,7 @@ from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, Candidate, Plan
 from lowband.predict.search.choice import chosen, fits_surely, order
 from lowband.predict.search.degrees import axes_to_try, divisors, left_out, possible
+from lowband.predict.search.parts import by_units
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.relief import kinds, relieved
 from lowband.predict.search.software import Software
@@ -89,7 +90,7 @@ def plan(
         machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
-    bases = list(_bases(*job, imbalance, beyond, lora))
+    bases = [by_units(base, software) for base in _bases(*job, imbalance, beyond, lora)]
     if not bases and tuple(recompute) == ("host",):
         what = "no candidate that divides the batch could keep its activations on the host"
         raise UserError(what, allowed="--tp 1 --pp 1, a GPT of softmax layers")
