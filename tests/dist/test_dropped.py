@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,6 +38,29 @@ class Viewing(Block):
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         self.kept = [self.up.weight.detach().t()]
         return super().compute(x)
+
+
+class Measured(Block):
+    """Looks at a weight through NumPy, whose array is gone before the unit is dropped."""
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = self.up.weight.detach().numpy().max()
+        return super().compute(x)
+
+
+class Array(Block):
+    """Keeps an array of a frozen weight's memory from its first forward on."""
+
+    array: np.ndarray | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 6), requires_grad=False)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        if self.array is None:
+            self.array = self.table.numpy()
+        return super().compute(x) + x @ torch.from_numpy(self.array)
 
 
 class Caching(Block):
@@ -210,7 +234,7 @@ def test_changes_in_a_forward_are_refused() -> None:
 CASES = [
     *((block, with_kept, scheme) for block in (Copying, Viewing) for scheme in SCHEMES),
     (Keeping, with_kept, "ddp"),  # every rank holds all weights all the time
-    *((Spectral, squared, scheme) for scheme in SCHEMES),
+    *((block, squared, scheme) for block in (Spectral, Measured, Array) for scheme in SCHEMES),
 ]
 
 

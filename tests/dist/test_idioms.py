@@ -481,6 +481,14 @@ def frozen_and_unfrozen(model: nn.Module) -> None:
     model(inputs(0, 0))
 
 
+def frozen_behind_an_evaluation_of_a_part(model: nn.Module) -> None:
+    x = torch.ones(2, model.layers[0][0].in_features)
+    with torch.no_grad():
+        model.layers[0](x)
+    model.layers[0].requires_grad_(False)
+    model.layers[0](x)
+
+
 def adapters_grouped_by_shape(model: nn.Module) -> None:
     trained = [p for p in model.parameters() if p.ndim >= 2]
     matrices, others = (
@@ -516,6 +524,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     parameters_saved: "a shard cannot be pickled",
     average_by_torch: "Used: a sharded module cannot be copied or pickled",
     frozen_and_unfrozen: "requires_grad of 'layers.0' was changed after lowband.shard",
+    frozen_behind_an_evaluation_of_a_part: "requires_grad of 'layers.0' was changed after lowband.shard",
     adapters_grouped_by_shape: "AdamW: param group 0 is empty: shards are 1D, so len(p.shape) is always 1",
     muon: "Muon: needs whole parameters",
 }

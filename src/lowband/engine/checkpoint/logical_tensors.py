@@ -252,8 +252,8 @@ def _state_piece(full: str, value: Any, shard: nn.Parameter, parameter: Piece, i
 
 
 def unmarked(state: Any) -> Any:
-    """A state that an optimizer made like a shard outside of its steps, as Adagrad does, in plain."""
-    return state.as_subclass(torch.Tensor) if type(state) is ShardValues else state
+    """A state that an optimizer made like a shard, or of its gradient, in plain."""
+    return state.as_subclass(torch.Tensor) if isinstance(state, ShardValues) else state
 
 
 def _whole(value: torch.Tensor, writes: bool) -> Piece:

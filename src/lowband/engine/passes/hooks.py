@@ -116,7 +116,7 @@ class Hooks:
             self._pass = Pass(trains=torch.is_grad_enabled())
             self._running.clear()
         self._running.append(owner)
-        runs, trains = self._backward.runs, self._pass.trains
+        runs, trains = self._backward.runs, self._pass.trains or torch.is_grad_enabled()
         self._passes.gather(units, backward=runs, trains=trains or runs)
         # A forward inside a backward is activation checkpointing's recomputation.
         if not self._backward.runs and self._running[0] is self._module:

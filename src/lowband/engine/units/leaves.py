@@ -13,7 +13,8 @@ filled again whenever newer weights have been gathered.
 
 [Note: same buffer] A buffer to which nobody else refers is freed behind the leaves, which stay views of it,
 and gets new memory at the next gather: quicker than new views of another one. The leaves refuse their use
-until it is full, and there are no other views. Not after a gather that failed: messages may still arrive.
+until it is full, and there are no other views. Not after a gather that failed: messages may still arrive; and
+not once NumPy has seen the buffer, because torch then lets nobody resize it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,8 @@ class Leaves:
         storage = flat.untyped_storage()
         # Two refer to the storage of a tensor that nobody else has: the tensor, and who asks.
         others = torch._C._storage_Use_Count(storage._cdata) - 2 - len(self.leaves)
-        self._is_same = is_full and not others and not isinstance(flat, FakeTensor)
+        may_stay = is_full and not others and not isinstance(flat, FakeTensor)
+        self._is_same = may_stay and storage.resizable()
         if self._is_same:
             storage.resize_(0)
         else:

@@ -4,7 +4,7 @@ torch.nn.utils.clip_grad_norm_ would give each rank the norm of its own shards, 
 different factor. A GradScaler would find infinities on some ranks only, and only those would skip their step.
 A parameter that is used outside of the module's forward would compute with a part, and its gradient would be
 this rank's. So whatever is not computed element by element (units.by_element) raises UserError, on shards,
-on their gradients, and on what was computed from them. A copy is a plain tensor of this rank's part.
+on their gradients, and on what was computed or copied from them. `as_subclass` makes a plain tensor of it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
