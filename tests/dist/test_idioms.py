@@ -245,6 +245,17 @@ def unsynced(model: nn.Module) -> AbstractContextManager[None]:
     return lowband.no_sync(model) if hasattr(model, "_lowband") else nullcontext()
 
 
+def scaled_by_a_double(model: nn.Module, backward: Backward) -> None:
+    """As sharpness-aware minimization scales gradients, by a number of another type than theirs."""
+    optimizer, scale = torch.optim.SGD(model.parameters(), lr=0.01), torch.tensor(0.25, dtype=torch.float64)
+    for step in range(2):
+        backward(step)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad * scale.to(parameter))
+        steps(optimizer, lambda _: None, step, 1)
+
+
 def given_up_by_the_optimizer(model: nn.Module, backward: Backward) -> None:
     """A step's gradients are thrown away before its last backward."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -313,6 +324,7 @@ RIGHT: tuple[Program, ...] = (
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
     decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,
     closures, compiled_step, averages_swapped_in, given_up_by_modules,
+    scaled_by_a_double,
 )  # fmt: skip
 
 

@@ -49,6 +49,21 @@ def test_states_of_other_parts_are_refused() -> None:
         assert "a state of shape " in said[2] and "is not of this rank's part of '" in said[2]
 
 
+def loaded_without_the_note() -> str:
+    """What is said of states some of which are sums along rows and columns."""
+    module = sharded("zero3")
+    optimizer = lowband.Adafactor(module.parameters())
+    module(inputs(0, 0)).backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    bare = {key: state[key] for key in ("state", "param_groups")}
+    return answer(lowband.Adafactor(module.parameters()).load_state_dict, bare)
+
+
+def test_sums_are_no_other_part() -> None:
+    assert on_ranks(2, loaded_without_the_note) == ["", ""]
+
+
 def test_copies_are_taken_from_any_rank() -> None:
     for said in on_ranks(2, loaded, "ddp"):
         assert said[:2] == ["", ""]

@@ -141,6 +141,8 @@ def on_part(
             return type(result)(_marked(part, each, (of,)) for each, of in zip(result, sources, strict=True))
         if kind is ELEMENT and result.requires_grad:
             _refuse(part, func, (*args, *kwargs.values()))
+        if kind is Kind.SAME and args and type(args[0]) is torch.Tensor:
+            return result  # a plain one, of the shard's type
         if kind is Kind.COPY and not result.requires_grad:
             return result.as_subclass(torch.Tensor)
         return _marked(part, result, args if keeps else ())

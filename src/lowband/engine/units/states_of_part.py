@@ -46,11 +46,15 @@ def _check(optimizer: Optimizer, state: dict[str, Any]) -> None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for place, parameter in enumerate(parameters):
+        of = getattr(parameter, "shard_of", None)
+        if of is None:
+            continue
         for value in state["state"].get(place, {}).values():
-            is_part = hasattr(parameter, "shard_of")
-            if is_part and isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+            if not isinstance(value, torch.Tensor) or value.shape == parameter.shape:
+                continue
+            if value.ndim == 1 or (value.ndim and value.shape == of.shape):  # others are sums, as Adafactor's
                 what = f"a state of shape {list(value.shape)} is not of this rank's part"
-                _refuse(optimizer, f"{what} of '{parameter.shard_of.name}'")
+                _refuse(optimizer, f"{what} of '{of.name}'")
 
 
 def _said(part: list[Any] | None) -> str:
