@@ -130,7 +130,8 @@ def on_part(
         result = func(*args, **kwargs)
         if kind is ELEMENT or kind is Kind.INDEX:
             _mark_written(part, args, kwargs, result)
-        if args and result is args[0]:  # computed in place
+        is_type_of = kind is Kind.SAME and args and type(args[0]) is torch.Tensor
+        if is_type_of or (args and result is args[0]):  # plain, of the shard's type; computed in place
             return result
         keeps = kind is ELEMENT or kind is Kind.SAME
         if not isinstance(result, torch.Tensor):
@@ -141,8 +142,6 @@ def on_part(
             return type(result)(_marked(part, each, (of,)) for each, of in zip(result, sources, strict=True))
         if kind is ELEMENT and result.requires_grad:
             _refuse(part, func, (*args, *kwargs.values()))
-        if kind is Kind.SAME and args and type(args[0]) is torch.Tensor:
-            return result  # a plain one, of the shard's type
         if kind is Kind.COPY and not result.requires_grad:
             return result.as_subclass(torch.Tensor)
         return _marked(part, result, args if keeps else ())
