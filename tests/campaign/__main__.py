@@ -22,11 +22,11 @@ from lowband.commands import positive
 from lowband.errors import UserError
 from lowband.evidence.claims.experiments import read_experiments
 from lowband.spec.files import write_whole
-from tests.campaign.landing import CAMPAIGN, check, put, tables
+from tests.campaign.landing import CAMPAIGN, IN_TREE, check, put, tables
 from tests.campaign.measuring import WORK, Measurement, checked_out
 from tests.campaign.parts import PARTS, Part
 from tests.campaign_rows import read
-from tests.checkout import REFERENCE, ROOT
+from tests.checkout import ROOT
 from tests.named_commits import git, no_history
 
 BEGUN = WORK / "commit"  # of the campaign that was begun here last
@@ -103,7 +103,7 @@ def _is_done(root: Path, commit: str, name: str) -> bool:
 def _measurement(root: Path, commit: str, name: str, part: Part) -> Measurement:
     """With the seconds that it took: as a campaign recorded, by its rows in sum, or an experiment's."""
     took: dict[str, float] = {}
-    folder = root / REFERENCE / part.folder
+    folder = root / IN_TREE / part.folder
     for row in read(folder / "runs.csv") if part.suites else []:
         if part.has(row) and row["wall_s"]:
             took[row["run_id"]] = float(row["wall_s"])

@@ -18,8 +18,8 @@ from tests.campaign.measuring import Measurement
 from tests.campaign_rows import Row, read, write
 from tests.named_commits import ancestors, git
 
-REFERENCE = Path("results/reference")
-CAMPAIGN = REFERENCE / named_commits.CAMPAIGN
+IN_TREE = Path("results/reference")  # of any checkout
+CAMPAIGN = IN_TREE / named_commits.CAMPAIGN
 COLUMNS = ("part", "commit", "begun", "seconds", "load_before", "processor", "boot_id", "host")
 
 
@@ -71,7 +71,7 @@ def _default(column: str) -> str:
 
 def tables(root: Path, made: Measurement) -> dict[Path, tuple[list[str], list[Row]]]:
     """The part's shipped tables with its new rows. Raises UserError if they do not fit."""
-    part, folder = made.part, root / REFERENCE / made.part.folder
+    part, folder = made.part, root / IN_TREE / made.part.folder
     if part.steps:
         files = dict.fromkeys(step.file for step in part.steps)
         new = {part.table: [row for file in files for row in read(made.out / file)]}
@@ -106,11 +106,11 @@ def put(root: Path, commit: str, made: Measurement) -> str:
         f"Measured again, {made.name} at {commit[:7]}: {len(mine)} rows, {wrong} of them wrong, "
         f"in {state['seconds'] / 3600:.2f} h on {row['processor']}, load {row['load_before']} before"
     )
-    files = [*new, root / CAMPAIGN, root / REFERENCE / SUMS]
+    files = [*new, root / CAMPAIGN, root / IN_TREE / SUMS]
     with _whole(root):
         for file, (columns, rows) in new.items():
             write(file, columns, rows)
-        folder = root / REFERENCE / part.folder
+        folder = root / IN_TREE / part.folder
         for file in sorted(folder.glob("*")):
             if file.name == "env.json" and (made.out / file.name).exists():
                 shutil.copyfile(made.out / file.name, file)

@@ -14,11 +14,11 @@ from lowband.evidence.report.verify import verify, write_sums
 from lowband.evidence.tables.points import identity
 from tests.campaign import measuring
 from tests.campaign.__main__ import main
-from tests.campaign.landing import CAMPAIGN, _default
+from tests.campaign.landing import CAMPAIGN, IN_TREE, _default
 from tests.campaign.measuring import WORK
 from tests.campaign.parts import PARTS, Part, Step
 from tests.campaign_rows import read
-from tests.checkout import CONFIG, REFERENCE, ROOT
+from tests.checkout import CONFIG, ROOT
 from tests.named_commits import git
 
 # Each training and each case is a line of the file `did`; one that the file `stops` names stops the campaign.
@@ -93,7 +93,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "cases.py": CASES,
         ".gitignore": "build/\ndid\nstops\n",
     }
-    files |= {f"{REFERENCE}/{name}": text for name, text in SHIPPED.items()}
+    files |= {f"{IN_TREE}/{name}": text for name, text in SHIPPED.items()}
     for name, text in {**files, "results/reported/a.csv": "a\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -118,16 +118,16 @@ def test_rows_of_a_part_are_replaced_and_committed_alone(root: Path) -> None:
     first = git("rev-parse", "HEAD", root=root)
     (root / "left").write_text("untracked\n")
     assert begin(root) == 0
-    assert (root / REFERENCE / "box/runs.csv").read_text() == (
+    assert (root / IN_TREE / "box/runs.csv").read_text() == (
         f"run_id,suite,wall_s,status,commit\nother-r1,other,1.50,ok,old\none-r1,one,2,ok,{first}\n"
         f"one-r2,one,2,ok,{first}\nother-r2,other,1e-3,ok,old\n"
     )
-    assert (root / REFERENCE / "box/steps.csv").read_text().splitlines() == [
+    assert (root / IN_TREE / "box/steps.csv").read_text().splitlines() == [
         "run_id,suite,step,loss", "one-r1,one,1,0.5", "one-r1,one,2,0.5", "one-r2,one,1,0.5",
         "one-r2,one,2,0.5", "other-r1,other,1,0.1250",
     ]  # fmt: skip
-    assert [row["wrong"] for row in read(root / REFERENCE / "cases/cases.csv")] == ["", "late"]
-    assert (root / REFERENCE / "cases/env.json").read_text() == "{}"
+    assert [row["wrong"] for row in read(root / IN_TREE / "cases/cases.csv")] == ["", "late"]
+    assert (root / IN_TREE / "cases/env.json").read_text() == "{}"
     assert verify(root)[1] == []
     rows = read(root / CAMPAIGN)
     assert [(row["part"], row["commit"], row["boot_id"]) for row in rows] == [
@@ -285,7 +285,7 @@ def test_a_refusal_is_one_line(
             case ["changed"]:
                 (root / "cases.py").write_text("")
             case ["new"]:
-                (root / REFERENCE / "new.csv").write_text("")
+                (root / IN_TREE / "new.csv").write_text("")
             case ["locked"]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         assert begin(root, *(word for word in words if len(words) > 1)) == 2
@@ -298,7 +298,7 @@ def test_a_refusal_is_one_line(
 def test_a_part_is_there_and_its_columns_fit(name: str) -> None:
     """Every suite and module is there, and no option of a run would be lost in a shipped table."""
     part = PARTS[name]
-    folder = ROOT / REFERENCE / part.folder
+    folder = ROOT / IN_TREE / part.folder
     for step in part.steps:
         module, *words = step.command
         path = ROOT / module.replace(".", "/")
