@@ -202,3 +202,20 @@ def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None
     assert "weights group, grads group, optim group" in printed_by(capsys, *job, "32")
     assert main([*job, "12"]) == 2
     assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err
+
+
+def test_a_search_kept_to_software_says_so_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """llm-foundry has no ranks along context: others run what it cannot."""
+    of = "plan --cluster dgx-h100 --model llama-3.1-70b --seq 131072 --gpus 512 --global-batch 512 --exact"
+    assert main([*of.split(), "--tp", "1", "--pp", "1", "--recompute", "full", "--strict"]) == 1
+    said = capsys.readouterr().err
+    assert "even the smallest scheme that llm-foundry runs is " in said
+    assert said.endswith("(allowed: --software any, or another --stack)\n")
+
+
+def test_costs_of_choices_beside_jobs_that_the_software_has_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """torchtitan has no optimizer's states alone on the host, which is tried where memory is short."""
+    of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 2 --tp 1 --pp 1 --micro-batch 1 --global-batch 2"
+    assert "recompute full: " in printed_by(capsys, *of.split(), "--stack", "fsdp2")

@@ -111,7 +111,7 @@ def plan(
         raise UserError(f"{' and '.join(names)} cannot run any candidate", allowed="--software any")
     ranked = _ranked(search)
     if not ranked:
-        raise _cannot_fit(machine, model, min(search.found.values(), key=lambda c: c.short_by))
+        raise _cannot_fit(machine, model, names, min(search.found.values(), key=lambda c: c.short_by))
     return Plan(ranked, search.found, left_out(model, tried, names), search.tried, search.around)
 
 
@@ -140,14 +140,17 @@ def _relieved(search: Search, recompute: Sequence[Recompute]) -> Iterator[Worklo
         yield from relieved(base, recompute, fits)
 
 
-def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> DoesNotFit:
+def _cannot_fit(machine: Machine, model: ModelSpec, names: Sequence[str], least: Candidate) -> DoesNotFit:
+    """names: of the software to which the search has kept"""
     items = memory_items(least.job)
     largest = sorted(items.items(), key=lambda item: -float(item[1]))[:3]
     parts = ", ".join(f"{kind} {float(size) / GIB:.3g} GiB" for kind, size in largest)
     have = f"{least.job.ranks} x {machine.device.memory_gib:g} GiB"
+    which = f" that {' or '.join(names)} runs" if names else ""
     return DoesNotFit(
-        f"'{model.name}' does not fit {have}: even the smallest scheme is {least.short_by / GIB:.3g} GiB "
-        f"short per rank ({parts})"
+        f"'{model.name}' does not fit {have}: even the smallest scheme{which} is {least.short_by / GIB:.3g} "
+        f"GiB short per rank ({parts})",
+        allowed="--software any, or another --stack" if names else (),
     )
 
 
