@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lowband.cost.compute import Computer, work
-from lowband.predict.footprint import GIB
+from lowband.cost.numbers import GIB
+from lowband.cost.tiers import Beyond
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of, setting
 from lowband.predict.workload import Workload
@@ -65,13 +66,15 @@ def test_gradients_in_fp16_are_as_large_as_in_bf16() -> None:
     assert peak(of_each[0]) == peak(of_each[1])
 
 
+def saved(accumulation: int, scheme: str = "zero1", **given: object) -> float:
+    """Seconds of a step by casts that are kept."""
+    kept = replace(job(accumulation=accumulation, products="fp8"), scheme=CONFIG.scheme(scheme), **given)
+    again = replace(kept, stack=kept.stack.model_copy(update={"keeps_casts": False}))
+    return seconds(again) - seconds(kept)
+
+
 def test_weights_in_8_bits_are_cast_once_a_step() -> None:
     """So steps of one micro-batch take as long as if they were cast in each pass, and others less by it."""
-
-    def saved(accumulation: int) -> float:
-        kept = job(accumulation=accumulation, products="fp8")
-        again = replace(kept, stack=kept.stack.model_copy(update={"keeps_casts": False}))
-        return seconds(again) - seconds(kept)
 
     assert saved(1) == 0
     assert saved(32) == pytest.approx(31 * saved(2), rel=1e-6)
@@ -80,6 +83,11 @@ def test_weights_in_8_bits_are_cast_once_a_step() -> None:
     assert seconds(in_16_bits) == seconds(
         replace(in_16_bits, stack=in_16_bits.stack.model_copy(update={"keeps_casts": False}))
     )
+
+
+def test_weights_that_are_gathered_for_each_pass_are_cast_in_each() -> None:
+    assert saved(8, "zero2") > 0
+    assert saved(8, "zero3") == saved(8, beyond=Beyond(weights="host")) == 0
 
 
 @pytest.mark.parametrize(("model", "less"), [(LLAMA, 2 * LLAMA.mlp_width), (CONFIG.model("gpt-20b"), 0)])

@@ -80,7 +80,7 @@ class StackConstants(Strict):
     keeps_casts: bool = Field(
         default=False,
         description="weights in 8 bits are kept for a step's other micro-batches (Transformer Engine), not "
-        "cast for each pass",
+        "cast for each pass; of weights that are gathered, until these are freed",
     )
     optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
