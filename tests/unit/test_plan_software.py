@@ -219,3 +219,19 @@ def test_costs_of_choices_beside_jobs_that_the_software_has_nowhere(
     """torchtitan has no optimizer's states alone on the host, which is tried where memory is short."""
     of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 2 --tp 1 --pp 1 --micro-batch 1 --global-batch 2"
     assert "recompute full: " in printed_by(capsys, *of.split(), "--stack", "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        ("selective", "keeps scores that it could recompute (allowed: --attention plain)"),
+        ("selective host", "keeps scores that it could recompute or could keep its activations on the host "),
+    ],
+)
+def test_kinds_of_recomputation_that_no_job_has(
+    capsys: pytest.CaptureFixture[str], kinds: str, why: str
+) -> None:
+    """A fused kernel keeps no scores: it is not the batch that is refused."""
+    of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 16 --micro-batch 1 --tp 2 --pp 1 --recompute"
+    said = printed_by(capsys, *of.split(), *kinds.split(), code=2)
+    assert f"--recompute: no candidate that divides the batch {why}" in said

@@ -44,6 +44,11 @@ from lowband.spec.stack import Stack
 from lowband.spec.step import States
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "op", "full", "host")
+# Of those that some jobs cannot have, what a job needs to be able to, and which can.
+NOT_EVERYWHERE: dict[Recompute, tuple[str, str]] = {
+    "selective": ("keeps scores that it could recompute", "--attention plain"),
+    "host": ("could keep its activations on the host", "--tp 1 --pp 1, a GPT of softmax layers"),
+}
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
 
 
@@ -91,9 +96,10 @@ def plan(
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
     bases = [by_units(base, software) for base in _bases(*job, imbalance, beyond, lora)]
-    if not bases and tuple(recompute) == ("host",):
-        what = "no candidate that divides the batch could keep its activations on the host"
-        raise UserError(what, allowed="--tp 1 --pp 1, a GPT of softmax layers")
+    if not bases and {*recompute} <= NOT_EVERYWHERE.keys():
+        can, allowed = zip(*(NOT_EVERYWHERE[each] for each in recompute), strict=True)
+        what = f"no candidate that divides the batch {' or '.join(can)}"
+        raise UserError(what, where="--recompute", allowed="; ".join(allowed))
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
