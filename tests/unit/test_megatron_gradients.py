@@ -8,6 +8,7 @@ import pytest
 from lowband.cost.compute import Computer, work
 from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
+from lowband.predict.footprint import memory_items
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of, setting
 from lowband.predict.workload import Workload
@@ -46,6 +47,22 @@ def test_gradients_are_summed_in_the_dtype_in_which_they_are_reduced() -> None:
     assert job("dgxc-h100").stack.reduce_dtype == "bf16"
     in_fp32, in_bf16 = (peak(job(reduce_dtype=dtype)) for dtype in ("fp32", "bf16"))
     assert in_fp32 - in_bf16 == pytest.approx(2 * LLAMA.parameters, rel=1e-3)
+
+
+def test_the_buffer_of_gradients_is_there_with_one_micro_batch_too() -> None:
+    once, twice = (memory_items(job(accumulation=count))["grads"] for count in (1, 2))
+    assert once == twice == pytest.approx(2 * LLAMA.parameters, rel=1e-3)
+    assert peak(job(accumulation=1)) == pytest.approx(peak(job(accumulation=2)))
+
+
+def test_states_on_the_host_leave_no_more_gradients_on_the_device() -> None:
+    for dtype in ("bf16", "fp32"):
+        one = job(accumulation=1)
+        one = replace(one, stack=one.stack.model_copy(update={"summed_dtype": dtype}))
+        whole, part = (
+            memory_items(replace(one, beyond=b))["grads"] for b in (None, Beyond("host", share=0.1))
+        )
+        assert part == pytest.approx(0.9 * whole)
 
 
 def test_peaks_that_nemo_logged() -> None:

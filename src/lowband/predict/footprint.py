@@ -75,7 +75,7 @@ def _fullest(job: Workload) -> dict[str, Num]:
 
 def items_at(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[str, Num]:
     """Those of a place. of_passes: what its forwards and backwards hold"""
-    several = np.asarray(job.accumulation) > 1
+    several = job.sums_grads
     more = _states(job, place, 2)
     once = more if several.all() else _states(job, place, 1)
     items: dict[str, Num] = {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}

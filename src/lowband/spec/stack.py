@@ -56,7 +56,7 @@ class StackConstants(Strict):
     summed_dtype: Literal["fp32", "bf16", "reduced"] = Field(
         default="fp32",
         description="in which gradients are kept and summed over micro-batches; reduced: that in which they "
-        "are reduced, as they are in one buffer (Megatron-LM)",
+        "are reduced, as they are in one buffer, which is there with one micro-batch, too (Megatron-LM)",
     )
     gathered_inputs: Fact | None = Field(
         default=None,
@@ -132,6 +132,11 @@ class Stack(StackConstants):
         """Of a gradient that is kept and summed over micro-batches."""
         dtype = self.reduce_dtype if self.summed_dtype == "reduced" else self.summed_dtype
         return DTYPE_BYTES[dtype]
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether gradients have one buffer, which is there in every step."""
+        return self.summed_dtype == "reduced"
 
     def axes(self, axes: Ways) -> Ways:
         """Axes as the stack has them."""

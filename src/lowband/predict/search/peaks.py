@@ -99,7 +99,7 @@ class Peaks:
 
     def _of_states(self, job: Workload, place: Place, of_base: Table) -> dict[str, Num]:
         """What does not depend on what passes hold, by placement of states."""
-        several = np.asarray(job.accumulation) > 1
+        several = job.sums_grads
         more = self._with(2, job, place, of_base)
         once = more if several.all() else self._with(1, job, place, of_base)
         return {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
