@@ -1,7 +1,6 @@
 """What Megatron-LM and Transformer Engine do with gradients and weights in 8 bits, beside published runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,9 @@ from lowband.predict.prediction import predict
 from lowband.predict.request import job_of, setting
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
-from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 LLAMA = CONFIG.model("llama-3-8b")
 NEMOTRON = ModelSpec(
     name="nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8, mlp_hidden=24576, biases=False,

@@ -1,11 +1,11 @@
 """Published recipes of Nemotron-4, Mixtral, Qwen2 and DeepSeek-V3 beside predictions."""
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from lowband.cost.numbers import GIB
 from lowband.evidence.validation import reported
 from lowband.evidence.validation.published_recipes import (
     REPORTED,
@@ -14,12 +14,10 @@ from lowband.evidence.validation.published_recipes import (
     of_deepseek,
     published_recipes,
 )
-from lowband.predict.footprint import GIB
 from lowband.predict.prediction import predict
 from lowband.predict.room import MEMORY_ERROR
-from lowband.spec.config import Config
+from tests.checkout import CONFIG
 
-CONFIG = Config(Path(__file__).parents[2])
 SHIPPED = CONFIG.root / "results" / "reference" / "predicted" / "published_recipes.csv"
 
 

@@ -70,7 +70,7 @@ class Leaves:
     def buffer(self) -> torch.Tensor:
         """What the next gather is to fill."""
         if not self._is_same:
-            with _outside_of_modes():
+            with outside_of_modes():
                 return torch.empty_like(self.flat)
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         return self.flat
@@ -80,10 +80,10 @@ class Leaves:
         if flat is self.flat:
             mark_gathered(self.leaves)
         else:
-            with _outside_of_modes():
+            with outside_of_modes():
                 self._compute_with(flat, [flat.as_strided(*place) for place in self._places])
         if self.kept:
-            with _outside_of_modes():
+            with outside_of_modes():
                 self._fill_kept(flat, version)
         self._version = version
 
@@ -97,7 +97,7 @@ class Leaves:
         if self._is_same:
             storage.resize_(0)
         else:
-            with _outside_of_modes():
+            with outside_of_modes():
                 self._compute_with(*self._without_memory)
         mark_dropped(self.leaves)
         if is_full and others:
@@ -136,7 +136,7 @@ class Leaves:
         """What the module is to have in torch.func.grad and vjp, in whose graphs nothing is saved by name: a
         second derivative finds the buffer by these, which keep it.
         """
-        with _outside_of_modes(), torch.enable_grad():
+        with outside_of_modes(), torch.enable_grad():
             return [leaf.view_as(leaf) for leaf in self.leaves]
 
     def _compute_with(self, flat: torch.Tensor, values: list[torch.Tensor]) -> None:
@@ -168,7 +168,7 @@ def put(
 
 
 @contextmanager
-def _outside_of_modes() -> Iterator[None]:
+def outside_of_modes() -> Iterator[None]:
     """Outside of the caller's inference mode, because the lane fills buffers outside of it, and of
     torch.func's transforms, which would wrap them.
     """
