@@ -6,6 +6,8 @@ import pytest
 
 from lowband.cost.compute import Computer, work
 from lowband.cost.numbers import GIB
+from lowband.cost.tiers import Beyond
+from lowband.predict.footprint import memory_items
 from lowband.predict.prediction import predict
 from lowband.predict.request import job_of, setting
 from lowband.predict.workload import Workload
@@ -45,6 +47,22 @@ def test_gradients_are_summed_in_the_dtype_in_which_they_are_reduced() -> None:
     assert in_fp32 - in_bf16 == pytest.approx(2 * LLAMA.parameters, rel=1e-3)
 
 
+def test_the_buffer_of_gradients_is_there_with_one_micro_batch_too() -> None:
+    once, twice = (memory_items(job(accumulation=count))["grads"] for count in (1, 2))
+    assert once == twice == pytest.approx(2 * LLAMA.parameters, rel=1e-3)
+    assert peak(job(accumulation=1)) == pytest.approx(peak(job(accumulation=2)))
+
+
+def test_states_on_the_host_leave_no_more_gradients_on_the_device() -> None:
+    for dtype in ("bf16", "fp32"):
+        one = job(accumulation=1)
+        one = replace(one, stack=one.stack.model_copy(update={"summed_dtype": dtype}))
+        whole, part = (
+            memory_items(replace(one, beyond=b))["grads"] for b in (None, Beyond("host", share=0.1))
+        )
+        assert part == pytest.approx(0.9 * whole)
+
+
 def test_peaks_that_nemo_logged() -> None:
     """In NVIDIA/dgxc-benchmarking of April 2025: bytes of tensors, without the runtime; nothing is fitted."""
     llama = job()
@@ -63,13 +81,15 @@ def test_gradients_in_fp16_are_as_large_as_in_bf16() -> None:
     assert peak(of_each[0]) == peak(of_each[1])
 
 
+def saved(accumulation: int, scheme: str = "zero1", **given: object) -> float:
+    """Seconds of a step by casts that are kept."""
+    kept = replace(job(accumulation=accumulation, products="fp8"), scheme=CONFIG.scheme(scheme), **given)
+    again = replace(kept, stack=kept.stack.model_copy(update={"keeps_casts": False}))
+    return seconds(again) - seconds(kept)
+
+
 def test_weights_in_8_bits_are_cast_once_a_step() -> None:
     """So steps of one micro-batch take as long as if they were cast in each pass, and others less by it."""
-
-    def saved(accumulation: int) -> float:
-        kept = job(accumulation=accumulation, products="fp8")
-        again = replace(kept, stack=kept.stack.model_copy(update={"keeps_casts": False}))
-        return seconds(again) - seconds(kept)
 
     assert saved(1) == 0
     assert saved(32) == pytest.approx(31 * saved(2), rel=1e-6)
@@ -78,6 +98,11 @@ def test_weights_in_8_bits_are_cast_once_a_step() -> None:
     assert seconds(in_16_bits) == seconds(
         replace(in_16_bits, stack=in_16_bits.stack.model_copy(update={"keeps_casts": False}))
     )
+
+
+def test_weights_that_are_gathered_for_each_pass_are_cast_in_each() -> None:
+    assert saved(8, "zero2") > 0
+    assert saved(8, "zero3") == saved(8, beyond=Beyond(weights="host")) == 0
 
 
 @pytest.mark.parametrize(("model", "less"), [(LLAMA, 2 * LLAMA.mlp_width), (CONFIG.model("gpt-20b"), 0)])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lowband.cost.numbers import GIB
-from lowband.predict.footprint import memory_items, most_held, peak_bytes
+from lowband.predict.footprint import memory_items, most_held, of_passes, peak_bytes
+from lowband.predict.place import places
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, differ_in_one
@@ -121,6 +122,8 @@ class Small:
 SMALL = {
     "the last stage is the short one": Small(3, 4, 2, "1f1b"),
     "a middle stage is the long one": Small(8, 1, 4, "1f1b", given=(1, 1, 5, 1)),
+    "one rank has more states, and another more activations": Small(7, 1, 2, "1f1b", given=(3, 4)),
+    "and of split backwards": Small(17, 2, 2, "zb-h2", given=(9, 8)),
     "a stage of interleaved ones is short": Small(10, 2, 2, "1f1b", 2),
     "and of breadth-first ones": Small(10, 2, 2, "breadth-first", 3),
     "blocks wait less than the ends": Small(4, 4, 2, "1f1b", slow={"package": 300, "node": 300}),
@@ -161,6 +164,24 @@ def test_peaks_are_those_of_each_candidate_and_not_below_the_least(small: Small)
             job = base.varied(scheme=of_base.schemes[j])
             peak = np.broadcast_to(peak_bytes(memory_items(job), job.keeps_grads), np.shape(job.micro_batch))
             assert np.all(found[j] == peak) and np.all(least <= peak)
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        *(one for one in SMALL.values() if one.given),
+        Small(39, 1, 2, "dualpipe-v", 2), Small(39, 1, 4, "zb-v", 2), Small(22, 1, 4, "1f1b", 3),
+    ],
+)  # fmt: skip
+def test_each_rank_of_uneven_stages_holds_no_less_than_the_least(small: Small) -> None:
+    """However few micro-batches there are: in a V a rank then holds less than the fullest rank could."""
+    for base in small.bases(OURS):
+        if not base.axes.is_uneven:
+            continue
+        shape, points = base.points()
+        for i, one in enumerate(points):
+            held = [float(of_passes(one, place)["activations"]) for place in places(one)]
+            assert np.all(np.reshape(Peaks()._held(base), (len(held), *shape))[:, i] <= held)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -202,3 +202,36 @@ def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None
     assert "weights group, grads group, optim group" in printed_by(capsys, *job, "32")
     assert main([*job, "12"]) == 2
     assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err
+
+
+def test_a_search_kept_to_software_says_so_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """llm-foundry has no ranks along context: others run what it cannot."""
+    of = "plan --cluster dgx-h100 --model llama-3.1-70b --seq 131072 --gpus 512 --global-batch 512 --exact"
+    assert main([*of.split(), "--tp", "1", "--pp", "1", "--recompute", "full", "--strict"]) == 1
+    said = capsys.readouterr().err
+    assert "even the smallest scheme that llm-foundry runs is " in said
+    assert said.endswith("(allowed: --software any, or another --stack)\n")
+
+
+def test_costs_of_choices_beside_jobs_that_the_software_has_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """torchtitan has no optimizer's states alone on the host, which is tried where memory is short."""
+    of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 2 --tp 1 --pp 1 --micro-batch 1 --global-batch 2"
+    assert "recompute full: " in printed_by(capsys, *of.split(), "--stack", "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        ("selective", "keeps scores that it could recompute (allowed: --attention plain)"),
+        ("selective host", "keeps scores that it could recompute or could keep its activations on the host "),
+    ],
+)
+def test_kinds_of_recomputation_that_no_job_has(
+    capsys: pytest.CaptureFixture[str], kinds: str, why: str
+) -> None:
+    """A fused kernel keeps no scores: it is not the batch that is refused."""
+    of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 16 --micro-batch 1 --tp 2 --pp 1 --recompute"
+    said = printed_by(capsys, *of.split(), *kinds.split(), code=2)
+    assert f"--recompute: no candidate that divides the batch {why}" in said

@@ -75,7 +75,7 @@ def _fullest(job: Workload) -> dict[str, Num]:
 
 def items_at(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[str, Num]:
     """Those of a place. of_passes: what its forwards and backwards hold"""
-    several = np.asarray(job.accumulation) > 1
+    several = job.sums_grads
     more = _states(job, place, 2)
     once = more if several.all() else _states(job, place, 1)
     items: dict[str, Num] = {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
@@ -257,11 +257,14 @@ def _apart(place: Place, tokens: Num, kept: Kept) -> Num:
 
 
 @cache
-def most_held(name: Name, ranks: int, chunks: int) -> list[tuple[float, float]]:
-    """By rank, the micro-batches whose activations it holds at most, once they fill the pipeline, and those
-    whose weight parts wait."""
-    filled = [SCHEDULES[name].of_rank(rank, ranks, FILLED * ranks, chunks) for rank in range(ranks)]
-    return [(held / chunks, late / chunks) for held, late in zip(peak(filled), owed(filled), strict=True)]
+def most_held(name: Name, ranks: int, chunks: int, many: int | None = None) -> list[tuple[float, float]]:
+    """By rank, the micro-batches whose activations it holds at most, and those whose weight parts wait.
+
+    many: of a step; None: as many as fill the pipeline
+    """
+    count = FILLED * ranks if many is None else many
+    lists = [SCHEDULES[name].of_rank(rank, ranks, count, chunks) for rank in range(ranks)]
+    return [(held / chunks, late / chunks) for held, late in zip(peak(lists), owed(lists), strict=True)]
 
 
 def _start_bytes(job: Workload, place: Place) -> float:

@@ -212,8 +212,14 @@ class Given:
 
     @property
     def keeps_grads(self) -> Any:
-        """Whether gradients are in memory while further micro-batches compute."""
-        return np.asarray(self.accumulation if self.is_in_stages else self.passes) > 1
+        """Whether gradients are in memory while further micro-batches compute, or in a buffer of all."""
+        several = np.asarray(self.accumulation if self.is_in_stages else self.passes) > 1
+        return several | self.stack.has_buffer
+
+    @property
+    def sums_grads(self) -> Any:
+        """Whether there is memory for sums over micro-batches, of one of them, too."""
+        return (np.asarray(self.accumulation) > 1) | self.stack.has_buffer
 
     @property
     def tokens(self) -> Num:

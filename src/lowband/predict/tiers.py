@@ -118,7 +118,9 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
         there, on_device = beyond.share * of_all, beyond.moved * of_all
         here, by_host = of_all - there, there - on_device
         found["optim"] = here * STATE_BYTES
-        found["grads"] = np.where(job.keeps_grads, items["grads"], (here + on_device) * GRAD_BYTES)
+        found["grads"] = np.where(
+            job.keeps_grads, items["grads"], (here + on_device) * job.stack.summed_bytes
+        )
         found["weights"] = np.maximum(items["weights"], beyond.share * copy)  # no master stands in for it
         if job.levels.hops(job.scheme.weights, job.scheme.optim):  # new ones of what returns, until a gather
             found["weights"] = found["weights"] + on_device * size

@@ -55,7 +55,7 @@ import numpy as np
 from lowband.cost.collectives import Case, Network, number, seconds, share
 from lowband.cost.compute import Computer, Work, muon_flops, work
 from lowband.cost.context_load import attended, merges
-from lowband.cost.memory import MOMENT_BYTES
+from lowband.cost.memory import MOMENT_BYTES, are_gathered
 from lowband.cost.numbers import GIGA, Num, join, stacked
 from lowband.cost.stragglers import slower
 from lowband.predict.bubble import along_pipeline
@@ -139,8 +139,7 @@ def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
         job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
-        job.recomputed, job.lora, job.stack.gated_kept,
-        1 / job.accumulation if job.stack.keeps_casts else 1,
+        job.recomputed, job.lora, job.stack.gated_kept, _weight_casts(job),
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
@@ -159,6 +158,16 @@ def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
     return _OfBlocks(
         network, other, computer, middle, w, wait, overlap, tp, host, ends, along, *_copies_s(job, case)
     )
+
+
+def _weight_casts(job: Workload) -> Num:
+    """The share of micro-batches in which weights are cast. Casts that are kept last as long as the weights:
+    a step, or where these are gathered until they are freed."""
+    if not job.stack.keeps_casts:
+        return 1
+    on_host = job.placed is not None and job.placed.weights is not None
+    gathered = on_host or are_gathered(job.scheme, job.levels)
+    return (job.gathers[0] if gathered else 1) / job.accumulation
 
 
 def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:

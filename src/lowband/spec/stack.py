@@ -56,7 +56,7 @@ class StackConstants(Strict):
     summed_dtype: Literal["fp32", "bf16", "reduced"] = Field(
         default="fp32",
         description="in which gradients are kept and summed over micro-batches; reduced: that in which they "
-        "are reduced, as they are in one buffer (Megatron-LM)",
+        "are reduced, as they are in one buffer, which is there with one micro-batch, too (Megatron-LM)",
     )
     gathered_inputs: Fact | None = Field(
         default=None,
@@ -80,7 +80,7 @@ class StackConstants(Strict):
     keeps_casts: bool = Field(
         default=False,
         description="weights in 8 bits are kept for a step's other micro-batches (Transformer Engine), not "
-        "cast for each pass",
+        "cast for each pass; of weights that are gathered, until these are freed",
     )
     optimizer: Optimizer = Field(default="adamw", description="whose moments are kept beside fp32 masters")
     reduce_dtype: ReduceDtype = Field(default="bf16", description="in which gradients are reduced")
@@ -132,6 +132,11 @@ class Stack(StackConstants):
         """Of a gradient that is kept and summed over micro-batches."""
         dtype = self.reduce_dtype if self.summed_dtype == "reduced" else self.summed_dtype
         return DTYPE_BYTES[dtype]
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether gradients have one buffer, which is there in every step."""
+        return self.summed_dtype == "reduced"
 
     def axes(self, axes: Ways) -> Ways:
         """Axes as the stack has them."""

@@ -94,7 +94,7 @@ class Search:
             if not _near(base.varied(scheme=best.batches.scheme), best):
                 continue
             of_base = self._table(base)
-            near = np.array([_near(base.varied(scheme=scheme), best) for scheme in of_base.schemes])
+            near = np.array([_near(base.varied(scheme=one), best) for one in of_base.schemes], dtype=bool)
             self._predict_any(base, of_base, near[:, None] & self._takes(base, of_base))
         return self.found
 

@@ -5,7 +5,6 @@ and depends on micro-batches only in that there is one of them in a step, or sev
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -53,29 +52,29 @@ class Peaks:
     def least(self, base: Workload) -> Num:
         """Below the peak of each micro-batch under any scheme: what the runtime has, and activations."""
         runtime = base.machine.device.framework_gib
-        return self._held(base) + (0 if runtime is None else runtime.value * GIB)
+        held: Num = np.max(self._held(base), axis=0)
+        return held + (0 if runtime is None else runtime.value * GIB)
 
-    def _held(self, base: Workload) -> Num:
-        """No more than activations take, if all stages were as short as the shortest one, or all of a rank's
-        as its own shortest one."""
-        axes = base.axes
-        blocks = axes.chunks * min(axes.layers, default=base.model.layers // axes.stages)
+    def _held(self, base: Workload) -> Floats:
+        """Bytes that activations take at least, by rank of uneven stages, else of the one that holds most."""
         kept = in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
         tokens = base.micro_batch * base.own_tokens * (1 - ROUNDING)
-        if not axes.is_uneven:
-            return held_alike(base, blocks, tokens, kept)
-        whole = replace(kept, working=0.0) if SCHEDULES[axes.row].splits else kept
-        return np.maximum(held_alike(base, blocks, tokens, whole), tokens * _in_the_middle(base, kept))
+        if base.axes.is_uneven:
+            return np.asarray(tokens * _held_by_ranks(base, kept))
+        return np.asarray(held_alike(base, base.model.layers // base.axes.pipeline, tokens, kept))[None]
 
     def least_under(self, base: Workload, of_base: Table) -> Floats:
-        """Of uneven stages, below `under`'s peaks, for a small part of their time: states and sums of a rank
-        with as many blocks as the mean one, of which some rank has no fewer, and the least activations."""
-        place = _of_the_mean(base)
-        items = self._of_states(base, place, of_base)
-        grads = np.maximum(items["grads"], _summed_at_least(base, place))
-        at_loss = self._held(base) + np.where(base.keeps_grads, grads, 0)
-        states = sum(items[kind] for kind in ("framework", "weights", "secondary", "optim"))
-        least: Floats = states + np.maximum(grads, at_loss)
+        """Of uneven stages, below `under`'s peaks, for a small part of their time: of the rank with most
+        together, states and sums of its blocks alone, and the least activations."""
+        held, blocks = self._held(base), np.array(_blocks(base.axes))
+        least: Floats = np.zeros(1)
+        for count in np.unique(blocks):
+            place = _of_blocks(base, int(count))
+            items = self._of_states(base, place, of_base)
+            grads = np.maximum(items["grads"], _summed_at_least(base, place))
+            at_loss = held[blocks == count].max(axis=0) + np.where(base.keeps_grads, grads, 0)
+            states = sum(items[kind] for kind in ("framework", "weights", "secondary", "optim"))
+            least = np.maximum(least, states + np.maximum(grads, at_loss))
         return least[of_base.of_states]
 
     def under(self, base: Workload, of_base: Table) -> tuple[Floats, Floats]:
@@ -100,7 +99,7 @@ class Peaks:
 
     def _of_states(self, job: Workload, place: Place, of_base: Table) -> dict[str, Num]:
         """What does not depend on what passes hold, by placement of states."""
-        several = np.asarray(job.accumulation) > 1
+        several = job.sums_grads
         more = self._with(2, job, place, of_base)
         once = more if several.all() else self._with(1, job, place, of_base)
         return {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
@@ -121,25 +120,28 @@ class Peaks:
         return self._kept[key]
 
 
-def _of_the_mean(base: Workload) -> Place:
-    """A rank of uneven stages with the mean number of blocks, rounded up, and nothing else."""
-    blocks = -(-base.model.layers // base.axes.pipeline)
+def _of_blocks(base: Workload, blocks: int) -> Place:
+    """A rank of uneven stages with so many blocks and nothing else."""
     block = stage_numels(base.model, base.levels, base.axes)[1]
     experts = expert_numels(base.model, base.levels_alike, base.axes.expert)[-1]
     return Place(blocks, 1, (0, *[block] * blocks), (0, 0), gathered=0, summed=0, experts=experts)
 
 
-def _in_the_middle(base: Workload, kept: Kept) -> Num:
-    """Of uneven stages, bytes for each token of a micro-batch that some rank holds at least, where these fill
-    the pipeline: the first rank holds most of them, but may have a shorter stage than the second one. What
-    waits for its weight part is held, too, when most of it waits."""
-    axes = base.axes
-    of_ranks = zip(most_held(axes.row, axes.pipeline, axes.chunks), _shortest(axes), strict=True)
-    most: Num = 0.0
-    for (held, late), blocks in of_ranks:
-        here = np.maximum(held * kept.block, late * (kept.block + kept.working))
-        most = np.maximum(most, blocks * here)
-    return np.where(_fills(base), most, 0)
+def _held_by_ranks(base: Workload, kept: Kept) -> Floats:
+    """Of uneven stages, by rank and micro-batch, bytes for each token that it holds at least: if all of its
+    stages were as short as its shortest one. What waits for its weight part is held, too, when most of it
+    waits; where backwards are whole, one block is computed again when most is held."""
+    axes, found = base.axes, []
+    shortest, splits, filled = _shortest(axes), SCHEDULES[axes.row].splits, FILLED * axes.pipeline
+    for many in np.ravel(base.accumulation):
+        counts = most_held(axes.row, axes.pipeline, axes.chunks, int(min(many, filled)))
+        more = max(many / filled, 1) if axes.row == "breadth" else 1  # all of them are held
+        found.append([
+            max(more * held * blocks * kept.block, late * blocks * (kept.block + kept.working))
+            if splits else more * held * blocks * kept.block + kept.working
+            for (held, late), blocks in zip(counts, shortest, strict=True)
+        ])  # fmt: skip
+    return np.array(found).T.reshape(axes.pipeline, *np.shape(base.accumulation))
 
 
 def _fills(base: Workload) -> Any:
@@ -147,13 +149,22 @@ def _fills(base: Workload) -> Any:
     return np.asarray(base.accumulation) >= FILLED * base.axes.pipeline
 
 
-@cache
 def _shortest(axes: Ways) -> list[int]:
     """By rank of uneven stages, its blocks, if all of its stages were as short as the shortest of them."""
-    found = [axes.chunks * max(axes.layers)] * axes.pipeline
+    return [axes.chunks * min(own) for own in _by_rank(axes)]
+
+
+def _blocks(axes: Ways) -> list[int]:
+    """By rank of uneven stages, its blocks."""
+    return [sum(own) for own in _by_rank(axes)]
+
+
+@cache
+def _by_rank(axes: Ways) -> list[list[int]]:
+    """Of each rank along pipeline, the blocks of its stages."""
+    found: list[list[int]] = [[] for _ in range(axes.pipeline)]
     for stage, blocks in enumerate(axes.layers):
-        rank = place_of(axes.row, stage, axes.pipeline)
-        found[rank] = min(found[rank], axes.chunks * blocks)
+        found[place_of(axes.row, stage, axes.pipeline)].append(blocks)
     return found
 
 

@@ -44,6 +44,11 @@ from lowband.spec.stack import Stack
 from lowband.spec.step import States
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "op", "full", "host")
+# Of those that some jobs cannot have, what a job needs to be able to, and which can.
+NOT_EVERYWHERE: dict[Recompute, tuple[str, str]] = {
+    "selective": ("keeps scores that it could recompute", "--attention plain"),
+    "host": ("could keep its activations on the host", "--tp 1 --pp 1, a GPT of softmax layers"),
+}
 DDP = Scheme(name="ddp", weights="self", grads="self", optim="self")
 
 
@@ -91,9 +96,10 @@ def plan(
     )  # fmt: skip
     job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
     bases = [by_units(base, software) for base in _bases(*job, imbalance, beyond, lora)]
-    if not bases and tuple(recompute) == ("host",):
-        what = "no candidate that divides the batch could keep its activations on the host"
-        raise UserError(what, allowed="--tp 1 --pp 1, a GPT of softmax layers")
+    if not bases and {*recompute} <= NOT_EVERYWHERE.keys():
+        can, allowed = zip(*(NOT_EVERYWHERE[each] for each in recompute), strict=True)
+        what = f"no candidate that divides the batch {' or '.join(can)}"
+        raise UserError(what, where="--recompute", allowed="; ".join(allowed))
     if not bases:
         given = f" x micro-batch {' or '.join(map(str, micro_batches))}" if micro_batches else ""
         raise UserError(
@@ -111,7 +117,7 @@ def plan(
         raise UserError(f"{' and '.join(names)} cannot run any candidate", allowed="--software any")
     ranked = _ranked(search)
     if not ranked:
-        raise _cannot_fit(machine, model, min(search.found.values(), key=lambda c: c.short_by))
+        raise _cannot_fit(machine, model, names, min(search.found.values(), key=lambda c: c.short_by))
     return Plan(ranked, search.found, left_out(model, tried, names), search.tried, search.around)
 
 
@@ -140,14 +146,17 @@ def _relieved(search: Search, recompute: Sequence[Recompute]) -> Iterator[Worklo
         yield from relieved(base, recompute, fits)
 
 
-def _cannot_fit(machine: Machine, model: ModelSpec, least: Candidate) -> DoesNotFit:
+def _cannot_fit(machine: Machine, model: ModelSpec, names: Sequence[str], least: Candidate) -> DoesNotFit:
+    """names: of the software to which the search has kept"""
     items = memory_items(least.job)
     largest = sorted(items.items(), key=lambda item: -float(item[1]))[:3]
     parts = ", ".join(f"{kind} {float(size) / GIB:.3g} GiB" for kind, size in largest)
     have = f"{least.job.ranks} x {machine.device.memory_gib:g} GiB"
+    which = f" that {' or '.join(names)} runs" if names else ""
     return DoesNotFit(
-        f"'{model.name}' does not fit {have}: even the smallest scheme is {least.short_by / GIB:.3g} GiB "
-        f"short per rank ({parts})"
+        f"'{model.name}' does not fit {have}: even the smallest scheme{which} is {least.short_by / GIB:.3g} "
+        f"GiB short per rank ({parts})",
+        allowed="--software any, or another --stack" if names else (),
     )
 
 
