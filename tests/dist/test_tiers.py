@@ -20,7 +20,7 @@ import lowband
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
-from lowband.engine.units.on_disk import all_in_memory
+from lowband.engine.units.turns import all_in_memory
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.model.gpt import on_ranks as on_axes

@@ -161,6 +161,7 @@ _ENGINE = {
     "units/by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "units/changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
     "units/zero_grad": _dist("matrices", "idioms", "late", "behind"),
+    "units/by_unit": [*_dist("late", "sync", "matrices"), *EVERY_STEP],
     "units/steps": [*_dist("late", "sync", "matrices", "idioms", "misuse"), *EVERY_STEP],
     "units/division": [*_dist("unit_placements", "library"), *EVERY_STEP],
     "units/gradients": [*_dist("buckets", "library_steps", "library"), *EVERY_STEP],

@@ -51,7 +51,7 @@ from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
-from lowband.engine.units.on_disk import all_in_memory
+from lowband.engine.units.turns import all_in_memory
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 

@@ -300,24 +300,3 @@ def states_of(shard: nn.Parameter, state: Mapping[str, Any]) -> list[torch.Tenso
 
 def _is_of_elements(shard: nn.Parameter, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == shard.shape and value.numel() > 0
-
-
-@contextmanager
-def all_in_memory(
-    disks: Sequence[tuple[OnDisk, Sequence[nn.Parameter]]], optimizer: Optimizer, writes: bool
-) -> Iterator[None]:
-    """Read the states of all these units at once, with their shards; not counted. writes: they may change"""
-    for disk, _ in disks:
-        disk.start_read(is_counted=False)
-    is_changed = False
-    try:
-        for disk, _ in disks:
-            disk.wait()
-        yield
-        is_changed = writes
-    finally:
-        for disk, shards in disks:
-            if is_changed:
-                disk.start_write(optimizer, shards, is_counted=False)
-            else:
-                disk.forget()

@@ -3,12 +3,11 @@
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from operator import is_
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -19,7 +18,8 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.units.behind import Behind
-from lowband.engine.units.changes import Changes, Watcher, changes_of
+from lowband.engine.units.by_unit import by_unit_of, watchers_of
+from lowband.engine.units.changes import Changes, changes_of
 from lowband.engine.units.copied import StateWaits
 from lowband.engine.units.known_optimizers import IS_KNOWN, check_class, check_groups, is_known
 from lowband.engine.units.late import Late, step_late
@@ -72,7 +72,7 @@ def _before_step(
                     where=type(optimizer).__name__,
                     allowed="matrices.others()",
                 )
-    by_unit = _by_unit(optimizer)
+    by_unit = by_unit_of(optimizer)
     if by_unit:
         check_class(optimizer)
         check_groups(optimizer)
@@ -80,7 +80,7 @@ def _before_step(
         if optimizer not in _stepping:
             _prepare(optimizer)
             _unwatched.add(optimizer)
-            for watcher in _watchers(by_unit):
+            for watcher in watchers_of(by_unit):
                 watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
     check = partial(_check_gradients, shards, updated_of(optimizer), type(optimizer).__name__)
@@ -135,39 +135,14 @@ def _then(value: Any, check: Callable[[], None]) -> Any:
     return checked
 
 
-_ByUnit = dict[Changes, list[nn.Parameter]]
-# What `_by_unit` has found, and for which parameters.
-_found: WeakKeyDictionary[Optimizer, tuple[list[nn.Parameter], _ByUnit]] = WeakKeyDictionary()
-
-
-def _by_unit(optimizer: Optimizer) -> _ByUnit:
-    """The optimizer's shards by their unit's Changes, in its order. Not to be changed."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    known, found = _found.get(optimizer, ([], {}))
-    if len(known) == len(parameters) and all(map(is_, known, parameters)):  # asked several times a step
-        return found
-    found = {}
-    unit: Changes | None = None  # of the parameter before: most follow others of their unit
-    mine: list[nn.Parameter] = []
-    for parameter in parameters:
-        changes = changes_of(parameter)
-        if changes is None:
-            continue
-        if changes is not unit:
-            unit, mine = changes, found.setdefault(changes, [])
-        mine.append(parameter)
-    _found[optimizer] = parameters, found
-    return found
-
-
 def _after_step(optimizer: Optimizer, *_: object) -> None:
     """Count the step for every unit in it. See units.changes, [Note: versions]."""
-    by_unit = _by_unit(optimizer)
+    by_unit = by_unit_of(optimizer)
     for changes in by_unit:
         changes.count_step()
     if optimizer in _unwatched:
         _unwatched.discard(optimizer)
-        for watcher, shards in _watchers(by_unit).items():
+        for watcher, shards in watchers_of(by_unit).items():
             watcher.after_step(shards)
 
 
@@ -177,25 +152,16 @@ _stepping: list[Optimizer] = []  # those whose steps run, outermost first
 _unwatched: WeakSet[Optimizer] = WeakSet()
 
 
-def _watchers(by_unit: Mapping[Changes, list[nn.Parameter]]) -> dict[Watcher, list[nn.Parameter]]:
-    """The shards by who watches them."""
-    found: dict[Watcher, list[nn.Parameter]] = {}
-    for changes, shards in by_unit.items():
-        if changes.watcher is not None and shards:
-            found.setdefault(changes.watcher, []).extend(shards)
-    return found
-
-
 @contextmanager
 def _watched(optimizer: Optimizer) -> Iterator[None]:
     """Notify watchers of what is stepped in this context; but of a step inside of another one of the same
     shards, as a subclass or an optimizer around another makes, only once.
     """
-    by_unit = _by_unit(optimizer)
+    by_unit = by_unit_of(optimizer)
     if _stepping:
-        around = {shard for each in _stepping for shards in _by_unit(each).values() for shard in shards}
+        around = {shard for each in _stepping for shards in by_unit_of(each).values() for shard in shards}
         by_unit = {unit: [s for s in shards if s not in around] for unit, shards in by_unit.items()}
-    watched = _watchers(by_unit)
+    watched = watchers_of(by_unit)
     for watcher in watched:
         watcher.before_step()
     _stepping.append(optimizer)
@@ -209,7 +175,7 @@ def _watched(optimizer: Optimizer) -> Iterator[None]:
 
 def _step_elsewhere(optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> None:
     """A step of states that have not their memory, or their values, all the time."""
-    by_unit = _by_unit(optimizer)
+    by_unit = by_unit_of(optimizer)
     shards_of = {unit.disk: mine for unit, mine in by_unit.items() if unit.disk is not None}
     late = {disk: mine for disk, mine in shards_of.items() if isinstance(disk, Late)}
     sums = type(optimizer).__module__.startswith("lowband.")  # over ranks
@@ -270,7 +236,7 @@ def _prepare(optimizer: Optimizer) -> None:
     """Have its steps, from the next one on, know that it has shards."""
     if is_known(optimizer):
         setattr(optimizer, IS_KNOWN, True)
-    if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in _by_unit(optimizer) if c.disk]):
+    if not hasattr(optimizer, _ELSEWHERE) and (disks := [c.disk for c in by_unit_of(optimizer) if c.disk]):
         setattr(optimizer, _ELSEWHERE, disks[0].called)
         refuse_states(optimizer, disks[0].place)
         if not hasattr(type(optimizer), "state"):

@@ -9,7 +9,8 @@ kept before it.
 of before the step, and what became of them is kept once, at its end.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -110,3 +111,24 @@ def check_turns(optimizer: Optimizer, is_known: bool, has_more: bool, called: st
             where=f"{type(optimizer).__name__} of {called}",
             allowed="torch's optimizers, optimizer.step() without arguments",
         )
+
+
+@contextmanager
+def all_in_memory(
+    disks: Sequence[tuple[OnDisk, Sequence[nn.Parameter]]], optimizer: Optimizer, writes: bool
+) -> Iterator[None]:
+    """Read the states of all these units at once, with their shards; not counted. writes: they may change"""
+    for disk, _ in disks:
+        disk.start_read(is_counted=False)
+    is_changed = False
+    try:
+        for disk, _ in disks:
+            disk.wait()
+        yield
+        is_changed = writes
+    finally:
+        for disk, shards in disks:
+            if is_changed:
+                disk.start_write(optimizer, shards, is_counted=False)
+            else:
+                disk.forget()
