@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from operator import is_
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -10,14 +9,15 @@ from torch.optim.optimizer import Optimizer
 from lowband.engine.units.changes import Changes, Watcher, changes_of
 
 _ByUnit = dict[Changes, list[nn.Parameter]]
-# What `by_unit_of` has found, and for which parameters.
-_found: WeakKeyDictionary[Optimizer, tuple[list[nn.Parameter], _ByUnit]] = WeakKeyDictionary()
+# Attribute of an optimizer: what `by_unit_of` has found, and for which parameters. In no table of all
+# optimizers: an update that is on its way refers to its optimizer, and so would the table.
+_FOUND = "_lowband_by_unit"
 
 
 def by_unit_of(optimizer: Optimizer) -> _ByUnit:
     """The optimizer's shards by their unit's Changes, in its order. Not to be changed."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    known, found = _found.get(optimizer, ([], {}))
+    known, found = getattr(optimizer, _FOUND, ([], {}))
     if len(known) == len(parameters) and all(map(is_, known, parameters)):  # asked several times a step
         return found
     found = {}
@@ -30,7 +30,7 @@ def by_unit_of(optimizer: Optimizer) -> _ByUnit:
         if changes is not unit:
             unit, mine = changes, found.setdefault(changes, [])
         mine.append(parameter)
-    _found[optimizer] = parameters, found
+    setattr(optimizer, _FOUND, (parameters, found))
     return found
 
 
