@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from commands import ROOT
 
 from lowband.box.links import private_namespaces
 from lowband.run.on_ranks import on_ranks
-from tests.checkout import ROOT
 
 LAN = "10.9.9.9"
 # The host's name becomes an address of a network that others could reach.
