@@ -11,9 +11,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import psutil
@@ -178,11 +179,22 @@ def cut_outcome(run: Running) -> Seen:
 
 
 def run_twice(run: Running) -> Seen:
-    """A second command on the same folder is refused, and the first goes on."""
+    """A second command on the same folder is refused, and the first goes on, whose ranks do not stop."""
     _started(run)
-    seen = _refused(run, "is being run by process")
+    with _waiting(run.process):  # it would end before the second one looks, where that is slow to start
+        seen = _refused(run, "is being run by process")
     first = run.end()
     return seen if first == 0 else replace(seen, wrong=f"{seen.wrong}; exit code {first} of the first")
+
+
+@contextmanager
+def _waiting(process: ForkProcess | None) -> Iterator[None]:
+    assert process is not None and process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 def clock_jumps(run: Running) -> Seen:
