@@ -118,32 +118,25 @@ class PartLoss(nn.CrossEntropyLoss):
         return losses.sum() / (target != self.ignore_index).sum()
 
 
-class Joined(nn.Identity):
+class Exchanging(nn.Identity):
+    """An identity whose input, or gradient, is exchanged."""
+
     cut: Cut
+    divided: ClassVar = ""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.cut(input)
+
+
+class Joined(Exchanging):
     exchanges: ClassVar = (JOIN, JOIN)
-    divided: ClassVar = ""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return self.cut(input)
 
 
-class Entering(nn.Identity):
-    cut: Cut
+class Entering(Exchanging):
     exchanges: ClassVar = (ENTER, ENTER_TOKENS)
-    divided: ClassVar = ""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return self.cut(input)
 
 
-CutLayer = (
-    type[ColumnLinear]
-    | type[RowLinear]
-    | type[PartEmbedding]
-    | type[PartLoss]
-    | type[Joined]
-    | type[Entering]
-)
+CutLayer = type[ColumnLinear] | type[RowLinear] | type[PartEmbedding] | type[PartLoss] | type[Exchanging]
 
 # By the name of a rule and the type of a layer, what it becomes.
 CUT: Final[Mapping[str, Mapping[type[nn.Module], CutLayer]]] = {

@@ -40,7 +40,7 @@ from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.saved_leaves import SavedLeaves
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
-from lowband.engine.units.copied import telling
+from lowband.engine.units.copied import raised_here
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
@@ -176,7 +176,7 @@ class Hooks:
                 unit.drop()
         if owner is self._module:
             self._passes.forward_order, run.place, run.is_over = run.begun, 0, True
-            with telling():
+            with raised_here:
                 for unit in self._passes.units:  # one may have been prefetched and not used
                     if unit not in units:
                         unit.drop()

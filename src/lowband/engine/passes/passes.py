@@ -18,7 +18,7 @@ from lowband.engine.passes.forward_pass import MicroBatches
 from lowband.engine.transport.axis import Axis
 from lowband.engine.units.behind import before_backward
 from lowband.engine.units.bucket import collect
-from lowband.engine.units.copied import is_new
+from lowband.engine.units.copied import raised_here
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 
@@ -52,14 +52,11 @@ class Passes:
     # ---- weights
 
     def gather(self, units: Sequence[Unit], backward: bool, trains: bool = True) -> None:
-        try:
+        with raised_here:
             for unit in units:
                 unit.start_gather(backward, trains)
             for unit in units:
                 unit.finish_gather()
-        except BaseException as error:
-            is_new(error)  # the caller is told of it; as `telling`, and quicker
-            raise
 
     def prefetch(self, owner: nn.Module | None, backward: bool, trains: bool = True) -> None:
         """Start the gathers of the next module's units."""

@@ -4,9 +4,8 @@ import atexit
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -151,14 +150,21 @@ def is_new(error: BaseException) -> bool:
     return True
 
 
-@contextmanager
-def telling() -> Iterator[None]:
-    """The caller is told of an error in this context: no thread that waits for an update tells anybody."""
-    try:
-        yield
-    except BaseException as error:
-        is_new(error)
-        raise
+class _RaisedHere:
+    """An error in this context reaches the caller, so nobody else is to report it at the end of the process.
+
+    A class, because it is entered for each unit, and contextlib's takes longer.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            is_new(error)
+
+
+raised_here = _RaisedHere()
 
 
 @atexit.register  # behind the end of threads

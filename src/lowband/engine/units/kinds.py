@@ -33,11 +33,10 @@ def check_kinds(module: nn.Module) -> None:
                 where=where,
                 allowed="lowband.shard after that; modules that are not lazy",
             )
-        if (
-            held := next((n for n, v in vars(parameter).items() if isinstance(v, torch.Tensor)), None)
-        ) is not None:
+        tensors = [key for key, value in vars(parameter).items() if isinstance(value, torch.Tensor)]
+        if tensors:
             raise UserError(
-                f"'{name}' has a tensor as its attribute '{held}', which no shard would be a part of",
+                f"'{name}' has a tensor as its attribute '{tensors[0]}', which no shard would be a part of",
                 where=where,
                 allowed="buffers of modules",
             )

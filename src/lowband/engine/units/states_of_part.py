@@ -9,9 +9,8 @@ from torch.optim.optimizer import Optimizer
 
 from lowband.errors import UserError
 
-_PARTS = (
-    "lowband_parts"  # key of a state_dict: for each parameter its name, the whole's shape, start and stop
-)
+# Key of a state_dict: for each parameter its name, the whole's shape, start and stop, place of its slice.
+_PARTS = "lowband_parts"
 
 
 def know_parts(optimizer: Optimizer) -> None:
