@@ -28,6 +28,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "engine/checkpoint/checkpointer.py": OWN + "JSON that it has just made of the caller's values",
     "engine/checkpoint/manifest.py": ("checkpoint's manifest", "manifest with its checksum"),
     "engine/checkpoint/rank_file.py": OWN + "raw values; ranges are the manifest's, sums are checked first",
+    "engine/checkpoint/extra_states.py": OWN + "bytes whose sums are checked first; torch.load runs no code",
     "engine/checkpoint/dcp_reader.py": ("DCP",),
     "engine/checkpoint/deepspeed_reader.py": ("DeepSpeed's optimizer",),
     "engine/checkpoint/stored.py": ("DCP", "DeepSpeed's optimizer"),

@@ -55,6 +55,7 @@ _ENGINE = {
     "checkpoint/stored": _dist("peer_checkpoints"),
     "checkpoint/safetensors_files": _dist("safetensors"),
     "checkpoint/stages": _dist("checkpoint_stages"),
+    "checkpoint/extra_states": _dist("checkpoint_extra_state"),
     "collectives/collectives": [
         *_dist("wires", "flat_collectives", "joined", "buckets", "flat", "sync_partners"),
         *EVERY_STEP,

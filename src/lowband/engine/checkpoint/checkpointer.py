@@ -2,8 +2,8 @@
 
 A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
 ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
-statistics and the like) are saved, and every rank loads them. The states of the random number generators, of
-the CPU and of the rank's device, belong to ranks: they are restored only if the number of ranks is the same.
+statistics and the like) and extra states are saved, and every rank loads them. The random number generators'
+states, of the CPU and of the device, belong to ranks: they are restored only if there are as many ranks.
 
 A checkpoint is a folder `step-00000010` (see `lowband.engine.checkpoint.manifest`). It is written as
 `.step-00000010.writing` and renamed when complete: an interrupted write never damages an earlier checkpoint.
@@ -41,7 +41,7 @@ from lowband.engine.checkpoint.peer_checkpoint import is_peers
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import (
     check_none_waits,
-    check_random,
+    check_values,
     new_states,
     overwrite,
     ranges,
@@ -238,7 +238,7 @@ class Checkpointer:
                 name: read(path, whole, seen_as(name, whole, here.replica), wanted, tick)
                 for name, wanted in ranges(manifest, here, random).items()
             }
-            check_random(values, random, device, path)
+            check_values(values, random, device, path)
             return values
 
         manifest, here, random = self._meeting.agree(check)

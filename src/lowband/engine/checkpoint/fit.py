@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from lowband.engine.checkpoint.extra_states import KIND
 from lowband.engine.checkpoint.logical_tensors import Logical, Piece
 from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
 from lowband.engine.checkpoint.names import STEPS, replicas_in, state_of
@@ -14,7 +15,7 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
 
     random: states of this rank's random number generators; empty if they will not be restored
     """
-    kinds = {"model", "optimizer", "buffer", "rng", "sync", "swap"}
+    kinds = {"model", "optimizer", "buffer", "extra", "rng", "sync", "swap"}
     for name in [*manifest.tensors, *manifest.numbers]:
         if name.partition(".")[0] not in kinds or (name in manifest.numbers and state_of(name) is None):
             raise UserError(f"'{name}' is of an unknown kind", where=folder, allowed=sorted(kinds))
@@ -25,6 +26,8 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
         _check_names("", mine, theirs, folder)
         for name in mine:
             _check_same(name, here.pieces[name].saved, manifest.tensors[name], folder)
+    extra = ([name for name in found if name.startswith(KIND)] for found in (here.pieces, manifest.tensors))
+    _check_names("", *extra, folder)  # how many bytes each has may change
     _check_updates(manifest, folder, here)
     for name, piece in random.items():
         if name not in manifest.tensors:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowband.engine.checkpoint.extra_states import extra_states
 from lowband.engine.checkpoint.manifest import Content, Cut, Group, Manifest, Number, Saved, of_slice
 from lowband.engine.checkpoint.names import STEPS, of_replica, state_name
 from lowband.engine.passes.engine import Engine, engine_of
@@ -109,7 +110,7 @@ class Logical:
                 else:
                     is_first = place % size == 0 and is_first_of_tensor(engine) and name in own
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
-        for name, buffer in buffers(module).items():
+        for name, buffer in (buffers(module) | extra_states(module)).items():
             pieces[name] = _whole(buffer, writes=engine.is_first)
         updates: dict[str, Piece] = {}
         if engine.replicas is not None:

@@ -159,8 +159,8 @@ class File(Strict):
 class Manifest(Content):
     """The whole manifest.
 
-    Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME` and `rng.DEVICE.RANK`; of
-    replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`,
+    Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME`, `extra.NAME` and `rng.DEVICE.RANK`;
+    of replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`,
     `sync.update.NAME` and `sync.steps`. Of a parameter that tensor ranks divide, `model.NAME` is the first
     one's slice, `model.NAME@1` the second one's, and so on.
 

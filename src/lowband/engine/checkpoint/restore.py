@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowband.engine.checkpoint import extra_states
 from lowband.engine.checkpoint.logical_tensors import (
     Logical,
     Piece,
@@ -83,10 +84,11 @@ def read(
     return mine.reshape(-1)[start : start + count].clone()
 
 
-def check_random(
+def check_values(
     values: dict[str, torch.Tensor], random: dict[str, Piece], device: torch.device, folder: Path
 ) -> None:
-    """Raise UserError if a random number generator does not accept its state."""
+    """Raise UserError for what is not a generator's state, or a module's extra state."""
+    extra_states.check_readable(values, folder)
     for name in random:
         try:
             torch.Generator(device if _is_of_device(name) else "cpu").set_state(values[name])
@@ -133,6 +135,7 @@ def overwrite(
         piece.local.copy_(values[f"model.{name}"])
     for name, buffer in buffers(module).items():
         buffer.copy_(values[name].view(buffer.shape))
+    extra_states.put(module, values)
     if (replicas := engine_of(module).replicas) is not None:
         if STEPS in manifest.tensors:
             size = engine_of(module).axis.levels.size(replicas.sync.beyond)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from lowband.engine.checkpoint import extra_states
 from lowband.engine.checkpoint.logical_tensors import buffers, names_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest
 from lowband.engine.checkpoint.names import state_of
@@ -68,10 +69,12 @@ def _union(mappings: Sequence[Mapping[str, T]]) -> dict[str, T]:
 
 
 def names_elsewhere(meeting: Meeting, module: nn.Module, engine: Engine) -> set[str]:
-    """Names in a manifest of parameters and buffers that other stages have. Every rank must call it."""
+    """Names in a manifest of parameters, buffers and extra states that other stages have. Every rank must
+    call it."""
     if engine.pipeline is None:
         return set()
     mine = {f"model.{name}" for name in names_of(engine)} | buffers(module).keys()
+    mine |= extra_states.names(module)
     return set[str]().union(*meeting.everyone(mine)) - mine
 
 
