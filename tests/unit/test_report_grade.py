@@ -191,7 +191,10 @@ def test_what_a_paper_prints_is_put_into_our_unit(
         "row,value,unit,source_url,read_as\n" + "".join(f"{i},{v},u,,\n" for i, v in enumerate(printed))
     )
     reported = [{"csv": "paper.csv", "where": {"row": str(i)}} for i in range(len(printed))]
-    row = grade(tables, tmp_path, reported=reported, reported_as=reported_as)
+    row = grade(
+        tables, tmp_path, kind="relation", paper="2306.10209", reported=reported, reported_as=reported_as
+    )
+    assert str(row["paper"]) == "2306.10209"
     assert row["reported"] == pytest.approx(expected)
     assert row["printed"] == " -> ".join(printed)
     assert row["printed_unit"] == "u"
