@@ -158,7 +158,12 @@ _ENGINE = {
         *_dist("topology", "axes", "groups", "device_mesh", "joined", "flat"),
         *EVERY_STEP,
     ],
-    "units/bucket": [*_dist("buckets", "backward_order", "library_steps"), *EVERY_STEP, *_dist("idioms")],
+    "units/bucket": [
+        *_dist("buckets", "backward_order", "library_steps"),
+        *EVERY_STEP,
+        *_dist("idioms"),
+        f"{DIST}tensor_shard.py::test_a_bucket_of_units_with_partial_sums_and_without",
+    ],
     "units/by_element": [f"{UNIT}by_element.py", *_dist("outside", "idioms")],
     "units/changes": [f"{UNIT}changes.py", *_dist("misuse", "dropped"), *EVERY_STEP],
     "units/zero_grad": _dist("matrices", "idioms", "late", "behind"),
