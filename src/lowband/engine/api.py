@@ -201,8 +201,8 @@ def _replicas_of(module: nn.Module) -> Replicas:
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The logical fp32 parameters, the buffers and extra state on rank 0, under the module's own names, or those
-    that its hooks give them; elsewhere {}.
+    """The logical fp32 parameters, the buffers and extra state on rank 0, under the module's own names or
+    those that its hooks give them; elsewhere {}.
 
     Under a scheme with sync: the parameters that replicas agreed on last. `sync_replicas` makes them new.
     With one partner at a time replicas never agree, and these are the means of their parameters.
