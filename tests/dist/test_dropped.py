@@ -359,6 +359,31 @@ def test_an_interrupted_forward_leaves_nothing() -> None:
         assert torch.equal(losses, trained(Net(Block), squared))
 
 
+def written_when_interrupted() -> list[str]:
+    """What the next forward says of weights that were written to while the module had them whole."""
+    said = []
+    for scheme in (*SCHEMES, "zero1"):
+        model = sharded(Interrupted, scheme)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        squared(model, inputs(0, 0)).backward()
+        Interrupted.is_on = True
+        with pytest.raises(KeyboardInterrupt):
+            model(inputs(0, 0))
+        Interrupted.is_on = False
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        optimizer.step()
+        said.append(answer(squared, model, inputs(0, 0)))
+    return said
+
+
+def test_what_is_written_behind_an_interrupted_forward_is_not_lost() -> None:
+    for said in on_ranks(2, written_when_interrupted):
+        for text in said:
+            assert "weights were changed in place in a forward" in text
+
+
 # ---- torch.func
 
 TRANSFORMS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {

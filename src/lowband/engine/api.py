@@ -201,23 +201,22 @@ def _replicas_of(module: nn.Module) -> Replicas:
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The logical fp32 parameters, the buffers and extra state under the module's own names on rank 0;
-    elsewhere {}.
+    """The logical fp32 parameters, the buffers and extra state on rank 0, under the module's own names or
+    those that its hooks give them; elsewhere {}.
 
     Under a scheme with sync: the parameters that replicas agreed on last. `sync_replicas` makes them new.
     With one partner at a time replicas never agree, and these are the means of their parameters.
     """
     engine = engine_of(module)
+    engine.put_shards()
+    state = own_state_dict(module)  # on every rank: all refuse the same
     full: dict[int, torch.Tensor] = {}
     for parameters in units_gathered(engine):
         if engine.is_first:
             full |= {id(shard_): whole.to("cpu", copy=True) for shard_, whole in parameters}
     if not engine.is_first:
         return {}
-    named = module.named_parameters(remove_duplicate=False)
-    state = {name: full[id(parameter)] for name, parameter in named}
-    entries = own_state_dict(module).items()
-    return {
-        key: state[key] if key in state else value.cpu() if isinstance(value, torch.Tensor) else value
-        for key, value in entries
-    }
+    for value in state.values():
+        if isinstance(value, torch.Tensor) and id(value) not in full:
+            full[id(value)] = value.cpu()
+    return {key: full.get(id(value), value) for key, value in state.items()}

@@ -24,7 +24,7 @@ from lowband.engine.units.absent import StateOnDisk
 from lowband.engine.units.shard_grad import ShardValues
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.slice_of import SliceOf
-from lowband.engine.units.state_dict import own_state_dict
+from lowband.engine.units.state_dict import own_buffers
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
@@ -146,9 +146,7 @@ def is_first_of_tensor(engine: Engine) -> bool:
 
 def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Every persistent buffer, by name in the manifest."""
-    kept = own_state_dict(module)
-    named = module.named_buffers(remove_duplicate=False)
-    return {f"buffer.{name}": buffer for name, buffer in named if name in kept}
+    return {f"buffer.{name}": buffer for name, buffer in own_buffers(module).items()}
 
 
 def random_states(module: nn.Module) -> dict[str, Piece]:

@@ -19,7 +19,7 @@ from torch import nn
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.transport.everyone import everyones, speaks_for_all
-from lowband.engine.units.state_dict import own_state_dict
+from lowband.engine.units.state_dict import own_buffers
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import parse_json, read_text
@@ -104,8 +104,8 @@ def save_safetensors(
     engine.put_shards()
     units = [unit for unit in engine.units if unit.tied is None or unit.tied.is_first]  # whose it writes
     names = {id(shard): name_of(shard.shard_of.name) for unit in units for shard in unit.shards}  # type: ignore[attr-defined]
-    state = own_state_dict(module)
-    buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in state}
+    kept = own_buffers(module)
+    buffers = {name_of(name): buffer for name, buffer in module.named_buffers() if name in kept}
     of_writers = everyones([*names.values(), *buffers] if is_writer else [])
     stored = Counter(name for of_writer in of_writers for name in of_writer)
     if twice := [name for name, count in stored.items() if count > 1]:

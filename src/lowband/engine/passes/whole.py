@@ -71,9 +71,8 @@ def state_digests(module: nn.Module, engine: Engine) -> dict[str, str]:
                 mine[order[id(shard)]] = sha256(whole)
     everybody = everyones(mine)
     digests = {place: digest for rank in ranks for place, digest in everybody[rank].items()}
-    named = dict(module.named_parameters(remove_duplicate=False))
     return {
-        name: digests[order[id(named[name])]] if name in named else sha256(value)
+        name: digests[order[id(value)]] if id(value) in order else sha256(value)
         for name, value in own_state_dict(module).items()
     }
 

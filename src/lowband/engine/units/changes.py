@@ -44,6 +44,8 @@ class Changes:
         self._unit, self._master, self._shards = unit, master, shards
         with torch._C.DisableTorchFunctionSubclass():
             self._with_values = [shard for shard in shards if shard.numel()]
+            # A shard without values has no memory to tell its place by; other ranks refuse the same change.
+            self._empty = [shard for shard in shards if not shard.numel()]
         self._trains = shards[0].requires_grad
         self._steps = 0
         self._places: torch.Tensor | None = None
@@ -71,6 +73,8 @@ class Changes:
                 is_changed |= shard.requires_grad != self._trains
             for shard in self._with_values:
                 is_moved |= shard.untyped_storage()._cdata != storage
+            for shard in self._empty:
+                is_moved |= shard.dtype != self._master.dtype or shard.device != self._master.device
         if is_changed and trains:
             raise UserError(
                 f"requires_grad of '{self._unit}' was changed after lowband.shard",

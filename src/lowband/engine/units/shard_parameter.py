@@ -98,6 +98,23 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
         check_present(func, args, kwargs or {})
         return on_part(ShardValues, func, args, kwargs or {})
 
+    def set_(self, *_: Any, **__: Any) -> NoReturn:  # torch does not ask __torch_function__
+        raise UserError(
+            "set_ of a shard would take it out of its unit",
+            where=self.shard_of.name,
+            allowed="p.copy_(values) of this rank's part; whole ones before lowband.shard, or by its init=",
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As of any tensor. Raises UserError for a memory format of more dimensions than a shard has."""
+        if (layout := kwargs.get("memory_format")) in (torch.channels_last, torch.channels_last_3d):
+            raise UserError(
+                f"a shard is 1D, and has no {layout}",
+                where=self.shard_of.name,
+                allowed="inputs in that format",
+            )
+        return super().to(*args, **kwargs)
+
     def register_hook(self, hook: Callable[..., Any]) -> NoReturn:
         self._refuse_hook()
 

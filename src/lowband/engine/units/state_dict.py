@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from lowband.engine.units.shard_grad import ShardValues
 from lowband.engine.units.shard_parameter import ShardParameter
 from lowband.errors import UserError
 
@@ -30,12 +31,32 @@ def refuse_state_dicts(modules: Iterable[nn.Module]) -> None:
 
 
 def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's state_dict with this rank's shards in the place of parameters."""
+    """The module's state_dict with this rank's shards in the place of parameters.
+
+    Raises UserError for what a hook, a module's own method or a buffer has of a part: the state would be of
+    this rank.
+    """
     token = _is_own.set(True)
     try:
-        return module.state_dict(keep_vars=True)  # shards on a disk have no memory to look at
+        state = module.state_dict(keep_vars=True)  # shards on a disk have no memory to look at
     finally:
         _is_own.reset(token)
+    for name, value in state.items():
+        if isinstance(value, ShardValues):
+            raise UserError(
+                f"'{name}' of its state_dict() was computed from this rank's part of a parameter",
+                where=type(module).__name__,
+                allowed="parameters as they are, under any names; buffers without values of shards",
+            )
+    return state
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The persistent buffers by their place in the module, whatever a hook of state_dict() calls them."""
+    state = own_state_dict(module)
+    kept = {id(value) for value in state.values()}
+    named = module.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in named if name in state or id(buffer) in kept}
 
 
 class _RefuseSave:

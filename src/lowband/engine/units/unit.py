@@ -5,6 +5,7 @@ What this rank holds of them: units.rank_shards. What the module computes with: 
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -247,8 +248,10 @@ class Unit:
             return
         is_changed = self._computed.are_changed()
         self._free()
-        if not is_changed:
-            return
+        if is_changed:
+            self._refuse_changes()
+
+    def _refuse_changes(self) -> NoReturn:
         self._computed.forget_changes()
         if self.is_whole:  # the next gather fetches the weights anew, if there is a copy of them
             self.gathered_version = -1
@@ -278,7 +281,8 @@ class Unit:
     def _refresh_whole(self, stale: bool) -> None:
         self._check_copy(stale)
         if stale and self.weights is not None:
-            self._computed.forget_changes()
+            if self._computed.are_changed():  # behind an interrupted forward, which has not dropped them
+                self._refuse_changes()
             self._gathering = self.collectives.submit(
                 self.name, self.held.levels_of_refresh(), self.held.refresh
             )

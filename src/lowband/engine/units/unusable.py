@@ -136,16 +136,42 @@ def _storage(tensor: torch.Tensor) -> int | None:
 
 
 def _check_apart(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    first: dict[tuple[int, int], str] = {}
+    sharing: dict[int, list[str]] = {}
     for name, parameter in parameters.items():
-        storage = _storage(parameter)
-        if storage is None or parameter.is_meta:
-            continue
-        place = storage, parameter.storage_offset()
-        if place in first:
-            raise UserError(
-                f"'{name}' shares its memory with '{first[place]}', and each would be trained alone",
-                where=type(module).__name__,
-                allowed="one parameter at both places",
-            )
-        first[place] = name
+        if (storage := _storage(parameter)) is not None and not parameter.is_meta:
+            sharing.setdefault(storage, []).append(name)
+    for names in sharing.values():
+        for at, name in enumerate(names):
+            for before in names[:at]:
+                if _overlap(parameters[before], parameters[name]):
+                    raise UserError(
+                        f"'{name}' shares its memory with '{before}', and each would be trained alone",
+                        where=type(module).__name__,
+                        allowed="one parameter at both places",
+                    )
+
+
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element's memory in common."""
+    if max(_start(first), _start(second)) >= min(_end(first), _end(second)):
+        return False
+    taken = torch.zeros(max(_end(first), _end(second)), dtype=torch.bool)  # by byte
+    mine, theirs = (_bytes_of(each, taken) for each in (first, second))
+    mine.fill_(True)
+    return bool(theirs.any())
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset() * tensor.element_size()
+
+
+def _end(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _start(tensor) + (last + 1) * tensor.element_size()
+
+
+def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in a picture of its storage."""
+    width = tensor.element_size()
+    strides = [stride * width for stride in tensor.stride()]
+    return memory.as_strided([*tensor.shape, width], [*strides, 1], _start(tensor))
