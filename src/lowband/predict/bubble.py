@@ -76,7 +76,8 @@ def _added_s(
 
 
 def _uneven(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> float:
-    micro_batches, of_stages = int(job.accumulation), (place.of_stage, w, forward_s, backward_s, exchange_s)
+    micro_batches = int(job.accumulation)
+    of_stages: tuple[Any, ...] = place.of_stage, w, forward_s, backward_s, exchange_s
     step, of_stage = _of_uneven(job.axes.row, job.axes.pipeline, job.axes.chunks, micro_batches, *of_stages)
     return step - micro_batches * sum(sum(of_stage[stage]) for stage in place.stages)
 

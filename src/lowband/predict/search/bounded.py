@@ -272,4 +272,5 @@ def _near(job: Workload, best: Candidate) -> Bools:
     knobs = knobs_of(job, micro_batch=best.micro_batch)
     if knobs == best.knobs:
         return np.ones_like(job.micro_batch, dtype=bool)
-    return differ_in_one(knobs, best.knobs) & (np.asarray(job.micro_batch) == best.micro_batch)
+    is_its: Bools = np.asarray(job.micro_batch) == best.micro_batch
+    return is_its & differ_in_one(knobs, best.knobs)
