@@ -362,8 +362,20 @@ def test_a_box_without_links_to_wait_for_takes_its_products_time() -> None:
 def test_a_sequence_is_at_most_the_models() -> None:
     model = CONFIG.model("gpt-20b")
     assert [sequence(model, given) for given in (None, 1, model.seq_len)] == [model.seq_len, 1, model.seq_len]
-    with pytest.raises(UserError, match="seq 2049 is longer than the longest of 'gpt-20b'"):
+    with pytest.raises(UserError, match="seq 2049 is longer than the longest of 'gpt-20b'") as refused:
         sequence(model, model.seq_len + 1)
+    assert refused.value.allowed == "2048 at most"
+
+
+def test_a_too_long_sequences_refusal_names_a_longer_model_of_the_same_shape() -> None:
+    model, own = CONFIG.model("llama-3-8b"), CONFIG.model("llama-3-8b").model_copy(update={"name": "mine"})
+    for one in model, own:
+        with pytest.raises(UserError) as refused:
+            sequence(one, 131072)
+        assert refused.value.allowed == "8192 at most, or --model llama-3.1-8b"
+    with pytest.raises(UserError) as refused:
+        sequence(model, 131073)
+    assert refused.value.allowed == "8192 at most"
 
 
 def test_the_runs_own_tensor_ranks_divide_the_tokens_where_it_says_so() -> None:

@@ -16,7 +16,7 @@ from lowband.evidence.validation.published_recipes import (
 )
 from lowband.predict.prediction import predict
 from lowband.predict.room import MEMORY_ERROR
-from tests.checkout import CONFIG
+from tests.checkout import CONFIG, ROOT
 
 SHIPPED = CONFIG.root / "results" / "reference" / "predicted" / "published_recipes.csv"
 
@@ -94,3 +94,11 @@ def test_recipes_fit_within_the_memory_models_error(model: str, system: str) -> 
     for row in rows_of(model, system):
         peaks = [float(predict(job, interval=False).peak_memory_bytes) for _, job in jobs(CONFIG, row)]
         assert min(peaks) / MEMORY_ERROR < 80 * GIB
+
+
+def test_rows_of_nemo_24_11_are_predicted_with_the_machine_and_the_stack_that_the_document_names() -> None:
+    rows = [row for row in reported(CONFIG, REPORTED).itertuples() if row.system == "NeMo 24.11"]
+    names = {(job.machine.name, job.stack.name) for row in rows for _, job in jobs(CONFIG, row)}
+    ((machine, stack),) = names
+    said = f"NeMo 24.11 are predicted on the machine `{machine}` with the stack `{stack}`."
+    assert said in (ROOT / "docs" / "predictor.md").read_text(encoding="utf-8")

@@ -9,18 +9,20 @@ with every link's own time.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from lowband.cost.collectives import Network
 from lowband.cost.compute import Work
 from lowband.cost.numbers import Num
-from lowband.cost.stages_step import step_s
+from lowband.cost.stages_step import OfStage, step_s
 from lowband.cost.timeline import idle_passes, idle_s
 from lowband.predict.place import Place
 from lowband.predict.stage_messages import exchange_s, sends_s, tied_s
 from lowband.predict.workload import Workload
-from lowband.spec.schedules import SCHEDULES
+from lowband.spec.schedules import SCHEDULES, Name
 
 
 def along_pipeline(
@@ -59,7 +61,8 @@ def _added_s(
     sends_s: of one behind each stage but the last
     """
     axes, count = job.axes, job.axes.stages
-    of_stage = stage_s(job, place.of_stage or (place.last,) * count, w, forward_s, backward_s, 0.0)
+    blocks = place.of_stage or (place.last,) * count
+    of_stage = stage_s(axes.chunks, blocks, w, forward_s, backward_s, 0.0)
     several = np.broadcast_arrays(job.accumulation, *sends_s, *(part for stage in of_stage for part in stage))
     found = []
     for many, *times in zip(*(np.ravel(each).tolist() for each in several), strict=True):
@@ -73,27 +76,34 @@ def _added_s(
 
 
 def _uneven(job: Workload, place: Place, w: Work, forward_s: Num, backward_s: Num, exchange_s: Num) -> float:
-    axes, micro_batches = job.axes, int(job.accumulation)
-    of_stage = tuple(
-        tuple(map(float, each)) for each in stage_s(job, place.of_stage, w, forward_s, backward_s, exchange_s)
-    )
-    busy = micro_batches * sum(sum(of_stage[stage]) for stage in place.stages)
-    return step_s(axes.row, axes.pipeline, micro_batches, of_stage) - busy
+    micro_batches = int(job.accumulation)
+    of_stages: tuple[Any, ...] = place.of_stage, w, forward_s, backward_s, exchange_s
+    step, of_stage = _of_uneven(job.axes.row, job.axes.pipeline, job.axes.chunks, micro_batches, *of_stages)
+    return step - micro_batches * sum(sum(of_stage[stage]) for stage in place.stages)
+
+
+@lru_cache(maxsize=256)  # the same at each place of a pipeline
+def _of_uneven(
+    name: Name, ranks: int, chunks: int, micro_batches: int, *of_stages: Any
+) -> tuple[float, tuple[OfStage, ...]]:
+    """Seconds of a step, and of its stages."""
+    of_stage = tuple((float(f), float(i), float(w)) for f, i, w in stage_s(chunks, *of_stages))
+    return step_s(name, ranks, micro_batches, of_stage), of_stage
 
 
 def stage_s(
-    job: Workload, blocks: Sequence[int], w: Work, forward_s: Num, backward_s: Num, exchange_s: Num
+    chunks: int, blocks: Sequence[int], w: Work, forward_s: Num, backward_s: Num, exchange_s: Num
 ) -> list[tuple[Num, Num, Num]]:
     """By stage, seconds of a micro-batch's forward, and of its backward's input and weight part, with what
     it waits for messages.
 
     blocks: of each stage
     """
-    send_s, last, found = exchange_s / 2 / job.axes.chunks, len(blocks) - 1, []
-    for stage, count in enumerate(blocks):
-        heads = int(stage == last)
+    send_s, last, found = exchange_s / 2 / chunks, len(blocks) - 1, dict[Any, Any]()
+    stages = [(count, int(stage == last)) for stage, count in enumerate(blocks)]
+    for count, heads in {*stages}:  # few differ
         weight = count * w.weight + heads * w.head_weight
         forward = count * forward_s + heads * w.head_forward + send_s
         backward = count * backward_s + heads * w.head_backward + send_s
-        found.append((forward, backward - weight, weight))
-    return found
+        found[count, heads] = forward, backward - weight, weight
+    return [found[stage] for stage in stages]

@@ -1,7 +1,8 @@
 """What a step's passes wait for collectives of weights and gradients; formulas are at the top of time.py."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -51,21 +52,23 @@ class Passes:
         yield from self._forward(("pass", "step"), 1)
         yield from self._forward(("pass",), again)
         if self.job.is_in_stages:
-            yield from self._backward(self._names("backward", "weights", ("pass",)), [], backward_again + 1)
-            yield from self._backward([], self._names("backward", "gradients", ("pass", "step")), 1)
+            yield from self._backward(_names("backward", "weights", ("pass",)), (), backward_again + 1)
+            yield from self._backward((), _names("backward", "gradients", ("pass", "step")), 1)
         else:
             for every, times in ((("pass", "step"), 1), (("pass",), backward_again)):
-                gathers, reductions = (self._names("backward", w, every) for w in ("weights", "gradients"))
+                gathers, reductions = (_names("backward", w, every) for w in ("weights", "gradients"))
                 yield from self._backward(gathers, reductions, times)
 
-    def _forward(self, every: Collection[str], times: Num) -> Iterator[tuple[str, Num]]:
-        gathers = self._names("forward", "weights", every)
+    def _forward(self, every: tuple[str, ...], times: Num) -> Iterator[tuple[str, Num]]:
+        gathers = _names("forward", "weights", every)
         g, g_root = total(self.block, gathers), total(self.root, gathers)
         busy = self._turns(gathers=True) * self.forward
         exposed = g_root + g + (self.place.blocks - 1) * (join(busy, g, self.overlap) - busy)
         return self._attributed(exposed * times, gathers)
 
-    def _backward(self, gathers: list[str], reductions: list[str], times: Num) -> Iterator[tuple[str, Num]]:
+    def _backward(
+        self, gathers: tuple[str, ...], reductions: tuple[str, ...], times: Num
+    ) -> Iterator[tuple[str, Num]]:
         g, r, r_root = total(self.block, gathers), total(self.block, reductions), total(self.root, reductions)
         turns = self._turns(gathers=bool(gathers))
         busy, head = turns * self.backward, turns * self.head
@@ -81,10 +84,6 @@ class Passes:
         is_breadth = self.job.order == "breadth" and not (gathers and self.job.is_in_stages)
         return self.job.accumulation if is_breadth else 1
 
-    def _names(self, during: str, carries: str, every: Collection[str]) -> list[str]:
-        """Names of a pass's collectives, in order."""
-        return [r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every]
-
     def _attributed(self, exposed: Num, names: Iterable[str]) -> Iterator[tuple[str, Num]]:
         """Exposed seconds by collective, in proportion to their time in the lane."""
         lane = {
@@ -92,8 +91,14 @@ class Passes:
         }
         whole = total(lane, lane)
         for name, time in lane.items():
-            if np.any(time):
+            if time if isinstance(time, float) else np.any(time):  # a tenth of numpy's time
                 yield name, exposed * (time / whole)
+
+
+@cache
+def _names(during: str, carries: str, every: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of a pass's collectives, in order."""
+    return tuple(r.name for r in STEP if (r.during, r.carries) == (during, carries) and r.every in every)
 
 
 def total(lane: Lane, names: Iterable[str]) -> Num:

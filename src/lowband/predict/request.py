@@ -16,7 +16,7 @@ from lowband.predict.prediction import predict
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import ONLY_DATA, Ways
-from lowband.spec.config import Config
+from lowband.spec.config import BUILT_IN, Config
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
@@ -37,10 +37,23 @@ def setting(config: Config, cluster: str, stack: str | None) -> tuple[Machine, S
 def sequence(model: ModelSpec, given: int | None) -> int:
     """The sequence length: the one given, or the model's longest. Raises UserError for a longer one."""
     if given is not None and given > model.seq_len:
+        longer = "".join(f", or --model {name}" for name in _longer(model, given))
         raise UserError(
-            f"seq {given} is longer than the longest of '{model.name}'", allowed=f"{model.seq_len} at most"
+            f"seq {given} is longer than the longest of '{model.name}'",
+            allowed=f"{model.seq_len} at most{longer}",
         )
     return given or model.seq_len
+
+
+def _longer(model: ModelSpec, given: int) -> list[str]:
+    """Shipped models that differ from one in nothing but longer sequences."""
+    shipped = Config(BUILT_IN)
+    return [
+        other.name
+        for other in map(shipped.model, shipped.models)
+        if other.seq_len >= given
+        and other == model.model_copy(update={n: getattr(other, n) for n in ("name", "seq_len", "source")})
+    ]
 
 
 def job_of(

@@ -1,6 +1,5 @@
 """The input of a prediction: what is given, if it can be and is predicted; points of a grid; a run's."""
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +35,8 @@ class Workload(Given):
     def varied(self, **changes: Any) -> "Workload":
         """`replace`, unchecked, by what is as possible. What has been worked out stays, so that neither the
         axes' degrees nor a scheme's tiers may change."""
-        made = copy(self)
-        vars(made).update(changes)
+        made = object.__new__(type(self))  # `copy` takes several times as long
+        vars(made).update(vars(self), **changes)
         if "beyond" in changes:
             vars(made).pop("_of_both", None)
         return made

@@ -214,6 +214,13 @@ def shown(value: object) -> object:
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
+def row_of(schedule: Schedule, chunks: int) -> Name:
+    """A schedule's row in spec.schedules. chunks: stages per rank of a pipeline"""
+    if schedule == "1f1b":
+        return "1f1b" if chunks == 1 else "interleaved"
+    return "breadth" if schedule == "breadth-first" else schedule
+
+
 class Ways(InStages):
     """Axes, and how their ranks work together, as the predictor knows them.
 
@@ -250,9 +257,7 @@ class Ways(InStages):
     @property
     def row(self) -> Name:
         """The schedule's row in spec.schedules."""
-        if self.schedule == "1f1b":
-            return "1f1b" if self.chunks == 1 else "interleaved"
-        return "breadth" if self.schedule == "breadth-first" else self.schedule
+        return row_of(self.schedule, self.chunks)
 
     @property
     def has_both_ends(self) -> bool:

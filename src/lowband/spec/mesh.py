@@ -9,7 +9,7 @@ A rank is a mixed-radix number. Each digit counts along one axis and crosses the
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Final, TypeVar
@@ -214,12 +214,17 @@ class Mesh:
         degrees: axis -> ranks along it, innermost axis first
         Raises UserError for an axis that does not fill whole groups of a level.
         """
+        return cls._fit(tuple(inner.items()), tuple(degrees.items()))
+
+    @classmethod
+    @lru_cache(maxsize=1024)  # a search asks for the same ones in every schedule
+    def _fit(cls, inner: tuple[tuple[str, int], ...], degrees: tuple[tuple[str, int], ...]) -> "Mesh":
         digits: list[Digit] = []
         placed: list[str] = []
         stride = 1
-        for axis, degree in degrees.items():
+        for axis, degree in degrees:
             left = degree
-            for name, size in inner.items():
+            for name, size in inner:
                 if left > 1 and size > stride and size % stride:
                     inside = " x ".join(placed) or f"a level of {stride}"
                     raise UserError(f"{inside} does not divide level '{name}' of {size}")
@@ -233,7 +238,7 @@ class Mesh:
                 digits.append(Digit(axis, WORLD, left, stride))
             stride *= left
             placed += [f"{axis} {degree}"] if degree > 1 else []
-        return cls((SELF, *inner, WORLD), tuple(digits))
+        return cls((SELF, *dict(inner), WORLD), tuple(digits))
 
     def along(self, axis: str) -> list[Digit]:
         """The digits of an axis, inner first; none for an axis of one rank."""

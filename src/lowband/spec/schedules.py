@@ -3,7 +3,7 @@
 Fewer micro-batches than ranks are allowed everywhere: some ranks are then idle for longer.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -154,21 +154,20 @@ class _Vee:
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.found: list[Action] = []
         self._stages, self._micro_batches = (rank, 2 * ranks - 1 - rank), micro_batches
-        self._next: Counter[tuple[str, int]] = Counter()
+        self._next = {"forward": [0, 0], "backward": [0, 0]}  # by chunk
         self._owed: deque[Action] = deque()  # weight parts, in the order of their input parts
 
     def left(self, chunk: int) -> int:
         """Forwards of a chunk that are still to come."""
-        return self._micro_batches - self._next["forward", chunk]
+        return self._micro_batches - self._next["forward"][chunk]
 
     def add(self, kind: Kind, chunk: int) -> None:
-        key = ("forward" if kind == "forward" else "backward", chunk)
-        if self._next[key] < self._micro_batches:
-            action = Action(kind, self._stages[chunk], self._next[key])
-            self._next[key] += 1
-            self.found.append(action)
+        following = self._next["forward" if kind == "forward" else "backward"]
+        if (at := following[chunk]) < self._micro_batches:
+            following[chunk] += 1
+            self.found.append(Action(kind, self._stages[chunk], at))
             if kind == "input":
-                self._owed.append(action._replace(kind="weight"))
+                self._owed.append(Action("weight", self._stages[chunk], at))
 
     def pay(self, chunk: int | None = None) -> None:
         """Add the oldest weight part that is owed, or the oldest of a chunk, if there is one."""

@@ -91,11 +91,11 @@ class Search:
     def around(self, best: Candidate) -> Mapping[Knobs, Candidate]:
         """Those that differ from one in a single choice, predicted if they have not been."""
         for base in self.bases:
-            if not _near(base.varied(scheme=best.batches.scheme), best):
+            if not _near(base.varied(scheme=best.batches.scheme), best).any():
                 continue
             of_base = self._table(base)
             near = np.array([_near(base.varied(scheme=one), best) for one in of_base.schemes], dtype=bool)
-            self._predict_any(base, of_base, near[:, None] & self._takes(base, of_base))
+            self._predict_any(base, of_base, near & self._takes(base, of_base))
         return self.found
 
     def _predict_any(self, base: Workload, of_base: Table, which: Bools) -> None:
@@ -265,9 +265,12 @@ def _some(base: Workload, which: Bools) -> Workload:
     return base.varied(**dict(zip(("micro_batch", "accumulation"), of, strict=True)))
 
 
-def _near(job: Workload, best: Candidate) -> bool:
-    """Whether a job with the candidate's micro-batch differs from it in one choice at most."""
+def _near(job: Workload, best: Candidate) -> Bools:
+    """Which of a job's micro-batches differ from the candidate in one choice at most."""
     if job.beyond is not None:  # which parts of it there are follows from the other choices
         job = job.varied(beyond=best.batches.beyond)
     knobs = knobs_of(job, micro_batch=best.micro_batch)
-    return knobs == best.knobs or differ_in_one(knobs, best.knobs)
+    if knobs == best.knobs:
+        return np.ones_like(job.micro_batch, dtype=bool)
+    is_its: Bools = np.asarray(job.micro_batch) == best.micro_batch
+    return is_its & differ_in_one(knobs, best.knobs)

@@ -21,7 +21,7 @@ from lowband.errors import UserError
 from lowband.predict.context_ways import in_ways
 from lowband.predict.given import mesh_of
 from lowband.predict.refused import check_stages
-from lowband.spec.axes import Ways, to_experts
+from lowband.spec.axes import Ways, row_of, to_experts
 from lowband.spec.context import check_layout, layout_of
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
@@ -126,14 +126,13 @@ def _in_orders(model: ModelSpec, axes: Ways) -> Iterator[Ways]:
             continue
         most = 1 if axes.pipeline == 1 else model.layers // axes.pipeline + 1
         for chunks in [axes.chunks] if axes.layers else range(1, most + 1):
-            way = axes.model_copy(update={"schedule": schedule, "chunks": chunks})
-            row = SCHEDULES[way.row]
+            row = SCHEDULES[row_of(schedule, chunks)]
             if chunks < row.chunks[0] or (row.chunks[1] is not None and chunks > row.chunks[1]):
                 continue
-            layers = axes.layers or ends(model.layers, way.stages)
+            layers = axes.layers or ends(model.layers, axes.pipeline * chunks)
             if layers is None:
                 continue
-            way = way.model_copy(update={"layers": layers})
+            way = axes.model_copy(update={"schedule": schedule, "chunks": chunks, "layers": layers})
             if axes.layers or _is_predicted(model, way):
                 yield way
 

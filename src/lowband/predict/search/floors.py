@@ -5,6 +5,7 @@ schedule and stages alone have most of it in common.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,8 +122,9 @@ def _idle_s(base: Workload, shared: _Shared) -> Num:
         return idle_passes(axes.pipeline, many, axes.chunks) * shared.one_pass
     mean, before = base.model.layers / axes.pipeline, shared.forward if splits else shared.one_pass
     found: Num = 0.0
-    for rank, blocks in enumerate(_of_ranks(axes)):
-        more = many * (blocks - mean) * shared.one_pass + sum(axes.layers[:rank]) * before
+    # Of ranks with as many blocks the last one waits for longest.
+    for blocks, ahead in dict(zip(_of_ranks(axes), accumulate(axes.layers, initial=0), strict=False)).items():
+        more = many * (blocks - mean) * shared.one_pass + ahead * before
         found = np.maximum(found, more / shared.blocks)
     return found
 

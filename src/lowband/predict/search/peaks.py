@@ -132,15 +132,13 @@ def _held_by_ranks(base: Workload, kept: Kept) -> Floats:
     stages were as short as its shortest one. What waits for its weight part is held, too, when most of it
     waits; where backwards are whole, one block is computed again when most is held."""
     axes, found = base.axes, []
-    shortest, splits, filled = _shortest(axes), SCHEDULES[axes.row].splits, FILLED * axes.pipeline
+    shortest, splits, filled = np.array(_shortest(axes)), SCHEDULES[axes.row].splits, FILLED * axes.pipeline
     for many in np.ravel(base.accumulation):
-        counts = most_held(axes.row, axes.pipeline, axes.chunks, int(min(many, filled)))
+        held, late = np.transpose(most_held(axes.row, axes.pipeline, axes.chunks, int(min(many, filled))))
         more = max(many / filled, 1) if axes.row == "breadth" else 1  # all of them are held
-        found.append([
-            max(more * held * blocks * kept.block, late * blocks * (kept.block + kept.working))
-            if splits else more * held * blocks * kept.block + kept.working
-            for (held, late), blocks in zip(counts, shortest, strict=True)
-        ])  # fmt: skip
+        of_blocks = more * held * shortest * kept.block
+        of_late = late * shortest * (kept.block + kept.working)
+        found.append(np.maximum(of_blocks, of_late) if splits else of_blocks + kept.working)
     return np.array(found).T.reshape(axes.pipeline, *np.shape(base.accumulation))
 
 
