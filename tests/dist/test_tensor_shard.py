@@ -72,7 +72,7 @@ def _by_units(wrap: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, 
 
 def test_a_bucket_of_units_with_partial_sums_and_without() -> None:
     """Of one layer each: norms and biases of Rows see a part of the tokens, Columns do not."""
-    blocks, layers = (on_ranks(2, _by_units, wrap)[0] for wrap in (Block, (nn.Linear, nn.LayerNorm)))
+    blocks, layers = (on_ranks(4, _by_units, wrap)[0] for wrap in (Block, (nn.Linear, nn.LayerNorm)))
     assert layers.keys() == blocks.keys()
     assert all(torch.equal(layers[name], value) for name, value in blocks.items())
 

@@ -36,11 +36,30 @@ def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     Raises UserError for what a hook, a module's own method or a buffer has of a part: the state would be of
     this rank.
     """
+    return _without_parts(module, _state_dict(module))
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The persistent buffers by their place in the module, whatever a hook of state_dict() calls them.
+
+    Raises UserError for one that has values of a part.
+    """
+    state = _state_dict(module)
+    kept = {id(value) for value in state.values()}
+    named = module.named_buffers(remove_duplicate=False)
+    found = {name: buffer for name, buffer in named if name in state or id(buffer) in kept}
+    return _without_parts(module, found)
+
+
+def _state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     token = _is_own.set(True)
     try:
-        state = module.state_dict(keep_vars=True)  # shards on a disk have no memory to look at
+        return module.state_dict(keep_vars=True)  # shards on a disk have no memory to look at
     finally:
         _is_own.reset(token)
+
+
+def _without_parts(module: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         if isinstance(value, ShardValues):
             raise UserError(
@@ -49,14 +68,6 @@ def own_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
                 allowed="parameters as they are, under any names; buffers without values of shards",
             )
     return state
-
-
-def own_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The persistent buffers by their place in the module, whatever a hook of state_dict() calls them."""
-    state = own_state_dict(module)
-    kept = {id(value) for value in state.values()}
-    named = module.named_buffers(remove_duplicate=False)
-    return {name: buffer for name, buffer in named if name in state or id(buffer) in kept}
 
 
 class _RefuseSave:
