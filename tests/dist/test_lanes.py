@@ -22,3 +22,15 @@ def test_the_loss_of_a_partner_is_raised_where_its_values_are_waited_for() -> No
     for handle in handles:
         with pytest.raises(PeerLost, match="rank 0 lost its connection to rank 1"):
             handle.wait()
+
+
+def test_lanes_are_busy_while_they_run_parts() -> None:
+    lanes = Lanes(["inner"])
+
+    def part() -> Work:
+        yield "inner", []
+
+    for _ in range(2):
+        assert lanes.take_times().busy_s == 0
+        lanes.submit(["inner"], part()).wait()
+        assert lanes.take_times().busy_s > 0

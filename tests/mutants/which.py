@@ -104,7 +104,7 @@ _ENGINE = {
     "collectives/experts": _dist("dispatch"),
     "parallel/dispatch": _dist("dispatch"),
     "parallel/exchange": _dist("dispatch"),
-    "parallel/experts": _dist("experts_gpt"),
+    "parallel/experts": _dist("experts_gpt", "experts_misuse"),
     "parallel/hot_experts": _dist("dispatch", "experts_gpt"),
     "parallel/attend": _dist("context"),
     "parallel/blocks": _dist("context"),
