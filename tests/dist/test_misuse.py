@@ -91,6 +91,12 @@ def frozen_after() -> None:
     train(model, sgd([p for p in model.parameters() if p.requires_grad]))
 
 
+def first_frozen_after() -> None:
+    model = sharded()
+    model.scale.requires_grad_(False)
+    model(inputs(0, dist.get_rank()))
+
+
 def optimizer_before() -> None:
     model = Choosing()
     optimizer = sgd(model.parameters())
@@ -229,6 +235,7 @@ def in_two_threads() -> None:
         (moved, "parameters of 'root' were moved or cast after lowband.shard"),
         (replaced, "Linear.weight of 'layers.1': the parameter was replaced or removed after lowband.shard"),
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
+        (first_frozen_after, "requires_grad of 'root' was changed after lowband.shard"),
         (optimizer_before, "SGD: holds 'root: Choosing.scale' from before lowband.shard"),
         (groups_by_shape, "AdamW: param group 0 is empty"),
         (not_by_element, "LBFGS: needs whole parameters"),

@@ -127,6 +127,8 @@ def found_norms() -> tuple[list[float], list[float], str]:
     )
     with pytest.raises(UserError) as error:
         lowband.norms([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match="longer"):
+        lowband.norms(parameters, [*(p.grad for p in parameters), torch.ones(1)])
     return [float(n) for n in of_weights], [float(n) for n in of_gradients], str(error.value)
 
 

@@ -11,6 +11,7 @@ from gpts import CLIP, Axes, assert_trains_as_one_process, batches, made, traine
 from near import assert_near
 from safetensors.torch import load_file
 from started import runs, sends_the_closed_form
+from torch import nn
 
 import lowband
 from lowband.model.gpt import GPT, Block
@@ -55,6 +56,25 @@ def test_schemes_give_the_same_bits(sequence: bool) -> None:
     for norms, weights in runs[1:]:
         assert norms == runs[0][0]
         assert all(torch.equal(weights[name], value) for name, value in runs[0][1].items())
+
+
+def _by_units(wrap: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, torch.Tensor]:
+    topology = lowband.Topology({}, lowband.Axes(tensor=2, sequence_parallel=True))
+    model = lowband.parallelize(GPT(SPEC, seed=3), gpt_plan(SPEC), topology)
+    lowband.shard(model, CONFIG.scheme("ddp"), topology, wrap, torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for inputs, targets in zip(*batches(1), strict=True):
+        model(inputs[0, 0], targets[0, 0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return lowband.full_state_dict(model)
+
+
+def test_a_bucket_of_units_with_partial_sums_and_without() -> None:
+    """Of one layer each: norms and biases of Rows see a part of the tokens, Columns do not."""
+    blocks, layers = (on_ranks(4, _by_units, wrap)[0] for wrap in (Block, (nn.Linear, nn.LayerNorm)))
+    assert layers.keys() == blocks.keys()
+    assert all(torch.equal(layers[name], value) for name, value in blocks.items())
 
 
 def _saved_and_continued(folder: Path, axes: Axes, first: int) -> tuple[list[float], dict[str, torch.Tensor]]:

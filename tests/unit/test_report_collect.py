@@ -14,6 +14,7 @@ from lowband.evidence.tables.entries import TABLES
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Sent
 from lowband.spec.run_folder import RunFolder
+from lowband.spec.scheme import Scheme
 from tests.checkout import CONFIG
 
 
@@ -148,6 +149,20 @@ def test_what_only_one_side_counts_stands_beside_a_zero(tmp_path: Path) -> None:
     assert df.loc[("node", "forward_gather", "native"), "counted_bytes"] == 0
     assert df.loc[("node", "forward_gather", "native"), "closed_form_bytes"] > 0
     assert (df["difference_bytes"] == (df["counted_bytes"] - df["closed_form_bytes"]).abs()).all()
+
+
+def test_copies_to_another_memory_are_rows_of_it(tmp_path: Path) -> None:
+    spec = next(s for s in smoke_specs() if s.scheme.name == "zero3" and s.ranks == 8)
+    on_host = Scheme.model_validate({**spec.scheme.model_dump(), "optim": "world@host"})
+    spec = spec.model_copy(update={"scheme": on_host})
+    folder = write_run(tmp_path, spec, 1, 5)
+    sent = (Sent(level="host", collective="stash", wire="native", bytes=11),)
+    (folder / "outcome.json").write_text(ok_outcome(spec).model_copy(update={"sent": sent}).to_json())
+    collect([folder], tmp_path)
+    df = read_table(tmp_path / "bytes.csv").set_index(["level", "collective", "wire"]).sort_index()
+    assert df.loc[("host", "stash", "native"), "counted_bytes"] == 11
+    assert df.loc[("host", "fetch", "native"), "counted_bytes"] == 0
+    assert (df.loc["host", "closed_form_bytes"] > 0).all()
 
 
 def test_states_without_a_closed_form_have_none(tables: Path) -> None:

@@ -152,6 +152,15 @@ def test_what_cannot_be_tried_says_why(tables: Path, tmp_path: Path) -> None:
     assert pd.isna(row["tolerance"])
 
 
+def test_rows_of_other_suites_are_not_named(tables: Path, tmp_path: Path) -> None:
+    runs, changed = read_table(tables / "runs.csv"), tmp_path / "changed"
+    shutil.copytree(tables, changed)
+    others = runs.assign(suite="links", run_id=runs["run_id"] + "-links", commit="facade")
+    pd.concat([runs, others]).to_csv(changed / "runs.csv", index=False)
+    of_smoke = {**BASE["ours"], "where": {**BASE["ours"]["where"], "suite": "smoke"}}
+    assert grade(changed, tmp_path, ours=of_smoke)["rows_from"] == "made up, c0ffee"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -191,7 +200,10 @@ def test_what_a_paper_prints_is_put_into_our_unit(
         "row,value,unit,source_url,read_as\n" + "".join(f"{i},{v},u,,\n" for i, v in enumerate(printed))
     )
     reported = [{"csv": "paper.csv", "where": {"row": str(i)}} for i in range(len(printed))]
-    row = grade(tables, tmp_path, reported=reported, reported_as=reported_as)
+    row = grade(
+        tables, tmp_path, kind="relation", paper="2306.10209", reported=reported, reported_as=reported_as
+    )
+    assert str(row["paper"]) == "2306.10209"
     assert row["reported"] == pytest.approx(expected)
     assert row["printed"] == " -> ".join(printed)
     assert row["printed_unit"] == "u"
