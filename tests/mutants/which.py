@@ -332,7 +332,10 @@ _TESTS = {
     "predict/show/lengths": [f"{UNIT}plan_lengths_job.py"],
     "predict/search/plan_seldom": [f"{UNIT}plan_seldom.py"],
     "predict/show/grid_text": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
-    "predict/show/point_text": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
+    "predict/show/point_text": [
+        f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py",
+        f"{UNIT}products_and_recomputation.py",
+    ],
     "predict/show/record": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
     "predict/search/ratios": [f"{UNIT}ratios.py"],
