@@ -35,6 +35,15 @@ def test_constants_of_a_machine_hold_on_machines_like_it() -> None:
     assert vtrain.facts["stack.overlap"] == CONFIG.stack_on("megatron-lm-2021", "selene-2022").overlap
 
 
+def test_runs_of_a_stack_are_known_where_a_constant_was_fitted_or_errors_were_counted() -> None:
+    fitted = CONFIG.stack_on("deepspeed-zero", "frontier")
+    assert fitted.error_factor is None and fitted.has_evidence
+    assert not all(fact.calibrated_on for fact in fitted.facts.values())
+    counted, elsewhere = (CONFIG.stack_on("deepspeed-zero", name) for name in ("dgx2", "dgx-a100"))
+    assert counted.error_factor is not None and counted.has_evidence
+    assert not elsewhere.has_evidence
+
+
 def test_a_stack_file_and_an_unknown_stack(tmp_path: Path) -> None:
     machine = CONFIG.machine("frontier")
     own = tmp_path / "mine.yaml"
