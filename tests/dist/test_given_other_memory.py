@@ -60,10 +60,8 @@ def overlapping() -> None:
 def apart_in_one_memory() -> None:
     values = torch.arange(12.0).view(4, 3)
     state = lowband.full_state_dict(sharded(Two(values[:, :1], values[:, 1:])))
-    assert dist.get_rank() or (torch.equal(state["first"], values[:, :1]), state["second"].sum()) == (
-        True,
-        48,
-    )
+    if dist.get_rank() == 0:
+        assert torch.equal(state["first"], values[:, :1]) and torch.equal(state["second"], values[:, 1:])
 
 
 SAID: dict[Callable[[], None], str] = {
@@ -82,7 +80,7 @@ def answers() -> list[str]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_refused_on_every_rank(ranks: int) -> None:
-    for said in on_ranks(ranks, answers, peer_timeout_s=20):
+    for said in on_ranks(ranks, answers):
         for text, expected in zip(said, SAID.values(), strict=True):
             assert text.startswith(expected)
             assert bool(text) == bool(expected)

@@ -134,9 +134,11 @@ def test_many_runs() -> None:
 
 def test_mutants_of_one_commit() -> None:
     rows = shipped("mutants/mutants")
-    first = rows["commit"].value_counts().iloc[0]
-    TESTING.says(f"{len(rows)} have been tried, {len(rows) - first} of them again behind it")
-    TESTING.says(f"the others of these are the {240 - len(rows)} that are left")
+    commit, first = next(iter(rows["commit"].value_counts().items()))
+    TESTING.says(
+        f"({str(commit)[:7]}), {len(rows)} have been tried. {len(rows) - first} of them were tried again"
+    )
+    TESTING.says(f"{240 - len(rows)} of the latter are left")
 
 
 def test_frontiers_ratios() -> None:
