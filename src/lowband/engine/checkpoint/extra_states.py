@@ -48,7 +48,8 @@ def check_readable(values: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def put(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give the modules their extra states, which have been checked."""
+    """Give the modules their extra states, which have been checked; tensors are on the CPU, as rank 0's device
+    may be another one's."""
     for name, each in _with_extra_state(module).items():
         each.set_extra_state(_decoded(values[name]))
 
@@ -68,4 +69,4 @@ def _encoded(state: Any) -> torch.Tensor:
 
 
 def _decoded(state: torch.Tensor) -> Any:
-    return torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True)
+    return torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
