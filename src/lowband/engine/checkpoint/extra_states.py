@@ -48,8 +48,10 @@ def check_readable(values: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def put(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give the modules their extra states, which have been checked. Tensors are on the CPU: rank 0's device may
-    be another rank's."""
+    """Give the modules their extra states, which have been checked.
+
+    Their tensors are on the CPU: rank 0's device may be another rank's.
+    """
     for name, each in _with_extra_state(module).items():
         each.set_extra_state(_decoded(values[name]))
 
