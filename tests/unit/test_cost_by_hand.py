@@ -434,6 +434,16 @@ def test_buffers_of_a_ring_by_hand(backend: str, held: int) -> None:
     assert buffer_bytes([8000], ZERO3, one_level, "bf16", "bf16", backend, "flat") == 16000 + 2000
 
 
+def test_weights_that_are_fetched_lie_beside_the_buffers_of_their_gather() -> None:
+    """8,000 values, whole on the host, a half of them on each device of a package for the backward, which
+    sends its partner 16 blocks of 256 values in INT8, each with a scale of 4 bytes."""
+    placed = {"weights": "self@host", "secondary": "package", "grads": "self", "optim": "package@host"}
+    scheme = Scheme.parse({**placed, "name": "mine", "backward_gather": "int8"}, "made up")
+    levels = Levels.fit({"package": 2}, 8)
+    message = 4000 + 16 * 4
+    assert buffer_bytes([8000], scheme, levels, "bf16", "bf16", "gloo") == 3 * message + 2 * 8000
+
+
 def test_memory_peaks_at_the_start_at_the_loss_or_after_the_backward() -> None:
     kinds = (
         "weights",
