@@ -296,6 +296,7 @@ _TESTS = {
     "predict/stage_messages": [f"{UNIT}stage_messages.py", f"{UNIT}predict_stages.py", *_PREDICT],
     "predict/place": [f"{UNIT}predict_uneven.py", f"{UNIT}predict_stages.py", *_PREDICT],
     "predict/search/advice": [f"{UNIT}advice.py"],
+    "predict/show/advice_text": [f"{UNIT}advice.py"],
     "predict/search/candidates": [f"{UNIT}cost_by_hand.py", f"{UNIT}plan_choice.py"],
     "predict/search/choice": [f"{UNIT}plan_choice.py"],
     "predict/search/degrees": [f"{UNIT}plan_axes.py"],
