@@ -46,6 +46,10 @@ def test_the_question_is_answered_on_one_screen(capsys: pytest.CaptureFixture[st
     table = lines[lines.index("what would make it faster, cheapest first") + 2 :]
     assert len(table[: table.index("")]) == SHOWN
     assert table[0].split("  ")[1] == "recompute none"
+    heading, *rows = lines[lines.index("what would make it faster, cheapest first") + 1 :][: SHOWN + 1]
+    words = ("change", "tokens/s a GPU", "gain", "interval", "memory", "costs besides")
+    for at in map(heading.index, words):  # each column begins at one place
+        assert {row[at - 2 : at] for row in rows} == {"  "} and all(row[at] != " " for row in rows)
 
 
 @pytest.mark.parametrize("passes", [1, 4])

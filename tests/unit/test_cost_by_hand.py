@@ -16,7 +16,7 @@ from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, transfers
 from lowband.cost.compute import Computer, work
 from lowband.cost.flops import block_matmul_flops_per_token
-from lowband.cost.memory import in_flight_bytes, keeps_weights_copy
+from lowband.cost.memory import in_flight_bytes, keeps_weights_copy, largest_two
 from lowband.errors import UserError
 from lowband.predict.footprint import memory_items, peak_bytes
 from lowband.predict.prediction import predict
@@ -434,6 +434,16 @@ def test_buffers_of_a_ring_by_hand(backend: str, held: int) -> None:
     assert buffer_bytes([8000], ZERO3, one_level, "bf16", "bf16", backend, "flat") == 16000 + 2000
 
 
+def test_weights_that_are_fetched_lie_beside_the_buffers_of_their_gather() -> None:
+    """8,000 values, whole on the host, a half of them on each device of a package for the backward, which
+    sends its partner 16 blocks of 256 values in INT8, each with a scale of 4 bytes."""
+    placed = {"weights": "self@host", "secondary": "package", "grads": "self", "optim": "package@host"}
+    scheme = Scheme.parse({**placed, "name": "mine", "backward_gather": "int8"}, "made up")
+    levels = Levels.fit({"package": 2}, 8)
+    message = 4000 + 16 * 4
+    assert buffer_bytes([8000], scheme, levels, "bf16", "bf16", "gloo") == 3 * message + 2 * 8000
+
+
 def test_memory_peaks_at_the_start_at_the_loss_or_after_the_backward() -> None:
     kinds = (
         "weights",
@@ -454,6 +464,10 @@ def test_memory_peaks_at_the_start_at_the_loss_or_after_the_backward() -> None:
     assert peak_bytes({**items, "start": 1000.0}, False) == 1 + 2 + 16 + masters + 1000
     grid = peak_bytes({**items, "activations": 1000.0}, np.array([False, True]))
     assert list(grid) == [31 + 1064, 31 + 1064 + 128]
+
+
+def test_of_two_units_in_turn_one_comes_while_the_other_leaves() -> None:
+    assert [largest_two(numels) for numels in ([5, 3, 7, 2], [7, 1, 7], [4], [])] == [10, 8, 4, 0]
 
 
 def test_gradients_wait_only_where_they_accumulate() -> None:

@@ -113,7 +113,7 @@ def test_least_recently_used_ties_on_a_way_there_and_back_and_loses_on_a_round()
 
 def test_a_chunk_larger_than_the_memory_is_refused() -> None:
     with pytest.raises(UserError, match="a chunk of 7 bytes"):
-        moved([Access("a")], {"a": 7}, 6)
+        moved([Access("small"), Access("a")], {"small": 1, "a": 7}, 6)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5, 48])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lowband.errors import UserError
 from lowband.spec.config import Config
-from lowband.spec.machine import Machine
+from lowband.spec.machine import Machine, Power
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.partition import ALIGN, UnitLayout, intersect, shard_range
 from lowband.spec.sourced import Fact
@@ -184,3 +184,9 @@ def test_the_hardware_names_every_level_and_its_link() -> None:
     levels = machine.hardware["levels"]
     assert [level["name"] for level in levels] == [level.name for level in machine.levels]
     assert all(level["link"]["gigabytes_per_s"] > 0 for level in levels)
+
+
+def test_powers_source_is_that_of_both() -> None:
+    peak, idle = {"value": 400, "source": "x"}, {"value": 60, "source": "y"}
+    assert Power.parse({"peak_watts": peak}, "a file").source == "x"
+    assert Power.parse({"peak_watts": peak, "idle_watts": idle}, "a file").source == "x; idle: y"

@@ -107,6 +107,25 @@ def test_wrong_axes_are_refused_in_one_line(wrong: dict[str, object], text: str)
 
 
 @settings(max_examples=150, deadline=None)
+@given(layouts(), st.data())
+def test_the_level_between_two_ranks(
+    layout: tuple[dict[str, int], dict[str, int]], data: st.DataObject
+) -> None:
+    """Along each axis: of the levels whose groups hold both, the innermost."""
+    inner, degrees = layout
+    try:
+        mesh = Mesh.fit(inner, degrees)
+    except UserError:
+        assume(False)  # an axis that ends inside a group
+    sizes = {SELF: 1, **inner, WORLD: prod(degrees.values())}
+    rank = data.draw(st.integers(0, prod(degrees.values()) - 1))
+    for axis in degrees:
+        for other in mesh.group(axis, rank):
+            holding = [name for name, size in sizes.items() if rank // size == other // size]
+            assert mesh.levels(axis).common(rank, other) == holding[0]
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 def test_a_ring_by_its_ranks(counts: list[int], data: st.DataObject) -> None:
     """Links and places of a ring against ranks written out: who is next, and which level holds both."""

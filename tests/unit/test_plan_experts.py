@@ -181,6 +181,10 @@ def test_predict_names_ways_to_experts(capsys: pytest.CaptureFixture[str]) -> No
     scheme = ["--scheme", "zero3", "--seq", "2048"]
     found = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "1.5")
     assert "ep 8, merged, the fullest rank 1.5 times the mean: a rank sends" in found
+    of = json.loads(said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "1.5", "--json"))["experts"]
+    sent = [of[f"{level}_sent_bytes"] for level in ("node", "package", "world")]
+    assert 2**20 < sent[1] < sent[0] and 0 < sent[2] < 2**20  # loads alone leave a node, and no tokens
+    assert all(f" {count / 2**30:.4g} GiB over " in found for count in sent)
     copied = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "2", "--copies", "1")
     assert "the fullest rank 2 times the mean, 1.33 times with copies of 1: a rank sends" in copied
     several = said(capsys, "predict", *scheme, "--ep", "8", "--imbalance", "2", "--copies", "0", "2")

@@ -194,6 +194,17 @@ def test_a_suite_has_the_host_and_not_some_layers(tmp_path: Path) -> None:
     assert Config(tmp_path).scheme("mine").model_dump()["optim"] == "world@host"
     write(candidate("zero1", ONLY_DATA, beyond=Beyond("host", share=0.5, stride=2)), "parts", config)
     assert Config(tmp_path).scheme("parts").model_dump()["offload"] == {"share": 0.5, "stride": 2}
+    write(candidate("zero1", ONLY_DATA.model_copy(update={"context": 2})), "context", config)
+    [run] = Config(tmp_path).runs(["context"])
+    assert (run.context, run.context_attention) == (2, ONLY_DATA.context_attention)
+    files = sorted(tmp_path.rglob("*.yaml"))
+    with pytest.raises(UserError, match="'hier3' is taken"):  # a scheme without a file of its own
+        write(candidate("zero1", ONLY_DATA), "hier3", config)
+    there = candidate("zero1", ONLY_DATA)
+    unknown = there.job.machine.model_copy(update={"name": "a-file-of-mine"})
+    with pytest.raises(UserError, match="no cluster 'a-file-of-mine' for a suite"):
+        write(replace(there, batches=replace(there.batches, machine=unknown)), "new", config)
+    assert sorted(tmp_path.rglob("*.yaml")) == files
     late = Beyond.of(["optim@host"], late=True)
     write(candidate("zero1", ONLY_DATA, beyond=late), "late", config)
     assert Config(tmp_path).scheme("late").model_dump()["offload"] == {"late": True}

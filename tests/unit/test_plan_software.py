@@ -235,3 +235,11 @@ def test_kinds_of_recomputation_that_no_job_has(
     of = "plan --cluster dgx-h100 --model llama-3-8b --gpus 16 --micro-batch 1 --tp 2 --pp 1 --recompute"
     said = printed_by(capsys, *of.split(), *kinds.split(), code=2)
     assert f"--recompute: no candidate that divides the batch {why}" in said
+
+
+@pytest.mark.parametrize("beyond", [Beyond("host"), Beyond("host", share=0.5), Beyond("host", stride=2)])
+def test_our_engine_has_states_on_the_host_in_whole_and_in_part(beyond: Beyond) -> None:
+    machine, stack = setting(CONFIG, "polaris", "deepspeed-zero")
+    scheme = Scheme(name="plan", weights="world", grads="world", optim="world")
+    of = machine, stack, CONFIG.model("gpt-10b"), scheme, 4, 1, 2048
+    assert "lowband" in runners(Workload(*of, recompute="full", beyond=beyond))

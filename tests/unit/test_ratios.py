@@ -1,5 +1,6 @@
 """The ratios that a suite can decide: which runs are compared, what is predicted, what is foreseen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_one_pass_cannot_decide_and_more_can(cells: list[Ratio]) -> None:
     for found in (c for c in cells if c.claim == "hier3-over-zeropp"):
         assert (found.foreseen == "below") == (found.high < found.wanted * (1 - WITHIN))
         assert (found.foreseen == "") == (found.accumulation > 1)
+
+
+def test_the_cheapest_cell_is_named_with_its_passes(cells: list[Ratio]) -> None:
+    able = next(c for c in cells if not c.foreseen)
+    for passes, words in ((1, "1 pass"), (2, "2 passes")):
+        last = text([replace(able, accumulation=passes)])[-1]
+        assert f"with the fewest node-hours: {words}, ours" in last
 
 
 def test_what_is_compared(cells: list[Ratio]) -> None:

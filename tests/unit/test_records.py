@@ -7,7 +7,7 @@ import pytest
 from report_runs import smoke_specs, write_run
 
 from lowband.errors import UserError
-from lowband.spec.records import Outcome
+from lowband.spec.records import Outcome, mean
 from lowband.spec.run_folder import RunFolder
 
 CHECKPOINTS = (2, 4)
@@ -137,3 +137,11 @@ def test_an_old_record_has_no_interface_count(folder: RunFolder) -> None:
     old = [{k: v for k, v in json.loads(line).items() if k != "interface_bytes"} for line in lines(folder)]
     folder.steps.write_text("".join(json.dumps(record) + "\n" for record in old))
     assert [record.interface_bytes for record in folder.read_steps()] == [None] * 5
+
+
+def test_a_mean_is_an_int_where_it_is_whole() -> None:
+    assert [(mean(total, 4), type(mean(total, 4))) for total in (0, 8, 9)] == [
+        (0, int),
+        (2, int),
+        (2.25, float),
+    ]

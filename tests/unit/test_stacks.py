@@ -35,6 +35,15 @@ def test_constants_of_a_machine_hold_on_machines_like_it() -> None:
     assert vtrain.facts["stack.overlap"] == CONFIG.stack_on("megatron-lm-2021", "selene-2022").overlap
 
 
+def test_runs_of_a_stack_are_known_where_a_constant_was_fitted_or_errors_were_counted() -> None:
+    fitted = CONFIG.stack_on("deepspeed-zero", "frontier")
+    assert fitted.error_factor is None and fitted.has_evidence
+    assert not all(fact.calibrated_on for fact in fitted.facts.values())
+    counted, elsewhere = (CONFIG.stack_on("deepspeed-zero", name) for name in ("dgx2", "dgx-a100"))
+    assert counted.error_factor is not None and counted.has_evidence
+    assert not elsewhere.has_evidence
+
+
 def test_a_stack_file_and_an_unknown_stack(tmp_path: Path) -> None:
     machine = CONFIG.machine("frontier")
     own = tmp_path / "mine.yaml"
@@ -43,6 +52,32 @@ def test_a_stack_file_and_an_unknown_stack(tmp_path: Path) -> None:
     assert (found.name, found.collectives, found.facts["stack.unit_us"].value) == ("mine", "flat", 3)
     with pytest.raises(UserError, match="no stack 'enginee'"):
         CONFIG.given_stack("enginee", machine)
+
+
+@pytest.mark.parametrize("name", ["../stacks/deepspeed-zero", ".", "", "a" * 300, "two\nlines"])
+def test_what_is_no_name_is_no_stack_and_no_cluster(name: str) -> None:
+    with pytest.raises(UserError, match="no stack '"):
+        CONFIG.stack_on(name, "frontier")
+    with pytest.raises(UserError, match="no cluster '"):
+        CONFIG.machine(name)
+
+
+def test_a_scheme_is_drawn_on_a_machine_with_its_levels() -> None:
+    """On the one asked for if it has them; else on that with the smallest nodes."""
+    hier3, flat = CONFIG.scheme("hier3"), CONFIG.scheme("zero3")
+    has = {name for name in CONFIG.clusters if hier3.machine_levels <= set(CONFIG.machine(name).sizes)}
+    without = sorted(set(CONFIG.clusters) - has)
+    assert "frontier" in has and without
+    for preferred in (without[0], *has):
+        drawn = CONFIG.machine_for(hier3, preferred)
+        assert drawn is not None
+        if preferred in has:
+            assert drawn.name == preferred
+        else:
+            assert drawn.node_size == min(CONFIG.machine(name).node_size for name in has)
+    assert CONFIG.machine_for(flat, without[0]) == CONFIG.machine(without[0])
+    nowhere = flat.model_copy(update={"grads": "no such level"})
+    assert CONFIG.machine_for(nowhere, "frontier") is None
 
 
 def test_a_fitted_constant_without_bounds_is_refused() -> None:
