@@ -228,7 +228,7 @@ _TESTS = {
     "spec/tensor": [*_dist("tensor"), f"{DIST}count.py"],
     "cost/contents": [f"{DIST}count.py", f"{DIST}latent.py", f"{DIST}activations_on_host.py"],
     "cost/stages": [f"{DIST}run_stages.py", f"{UNIT}predict_stages.py", f"{UNIT}predict_uneven.py"],
-    "spec/axes": [f"{DIST}axes.py", f"{UNIT}suites.py", f"{UNIT}predict_uneven.py"],
+    "spec/axes": [f"{DIST}axes.py", *(f"{UNIT}{of}.py" for of in ("mesh", "suites", "predict_uneven"))],
     "spec/buckets": [f"{UNIT}bucket_rule.py", f"{DIST}buckets.py"],
     "spec/benchmarks": [f"{UNIT}{of}.py" for of in ("benchmarks", "command_line")],
     "spec/config": [f"{UNIT}{of}.py" for of in ("suites", "built_in", "stacks", "command_line")],

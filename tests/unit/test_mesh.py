@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowband.errors import UserError
-from lowband.spec.axes import Axes
+from lowband.spec.axes import Axes, Ways
 from lowband.spec.mesh import SELF, WORLD, Digit, Levels, Mesh
 from lowband.spec.partition import shard_range
 from lowband.spec.scheme import Scheme
@@ -90,6 +90,10 @@ def test_what_is_stored_of_axes_has_no_axis_of_one_rank() -> None:
     assert Axes().model_dump() == {}
     assert Axes(tensor=2).model_dump() == {"tensor": 2}
     assert Axes.parse(Axes(tensor=2).model_dump(mode="json"), "stored") == Axes(tensor=2)
+
+
+def test_options_have_sequence_parallelism_wherever_there_is_a_tensor_axis() -> None:
+    assert [Ways.of_options(tp).sequence_parallel for tp in (1, 2, 3, 8)] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(
