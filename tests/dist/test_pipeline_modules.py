@@ -201,9 +201,8 @@ class InPlace(nn.Module):
 
 
 def in_place() -> list[nn.Module]:
-    modules = chain(2)
-    modules[1:1] = [InPlace(), InPlace(), InPlace()]
-    return modules
+    embed, layer, head = chain(1)
+    return [embed, InPlace(), nn.LeakyReLU(0.1, inplace=True), layer, InPlace(), head]
 
 
 def half_frozen() -> list[nn.Module]:
@@ -228,7 +227,7 @@ def tied() -> list[nn.Module]:
         (half_frozen, "1f1b", None),
         (tied, "zb-v", [1, 2, 2, 1]),
         (guided, "zb-h1", None),
-        (in_place, "zb-v", None),
+        (in_place, "zb-v", [1, 1, 2, 2]),
     ],
     ids=["tuples", "half frozen", "tied", "gradients inside", "in place"],
 )
