@@ -4,8 +4,8 @@ While a module without submodules computes, a function mode replaces `F.linear` 
 function whose backward computes the gradient of its input and keeps the two factors of the weight's. All
 other parameters (norms, embeddings, products that torch makes out of sight, as in
 `F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
-Under autocast nothing is, because the factors have different dtypes. Nor does `torch.autograd.grad` inside of a
-forward put anything off: it returns gradients, and adds none to the weights'.
+Under autocast nothing is, because the factors have different dtypes. Nor does `torch.autograd.grad` inside
+of a forward put anything off: it returns gradients, and adds none to the weights'.
 
 The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
 again inside of autograd, which closes all modes and on a GPU has threads of its own.
@@ -114,7 +114,7 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_input = grad @ weight if ctx.needs_input_grad[1] else None
         [(anchor, _), *_] = ctx.next_functions
-        if torch._C._will_engine_execute_node(anchor):  # which nobody else can ask for: a backward to all leaves
+        if torch._C._will_engine_execute_node(anchor):  # a backward to all leaves: nobody asks for this one
             ctx.keep(input.detach(), grad)
             return None, of_input, None, None, None
         of_bias = _of_bias(grad) if ctx.needs_input_grad[3] else None

@@ -9,8 +9,8 @@ from lowband.errors import UserError
 
 
 def check_kinds(module: nn.Module) -> None:
-    """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold, and
-    where torch makes no tensors that train.
+    """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold,
+    and where torch makes no tensors that train.
     """
     where = type(module).__name__
     if torch.is_inference_mode_enabled():
