@@ -209,6 +209,15 @@ def matrices_never_synced() -> None:
         pass
 
 
+def sharded_in_inference_mode() -> None:
+    with torch.inference_mode():
+        sharded()
+
+
+def saved_without_an_optimizer() -> None:
+    lowband.Checkpointer("folder").save(0, sharded(), None)
+
+
 def in_two_threads() -> None:
     """A second forward begins while the first one is under way."""
     model, inside, over = sharded(), threading.Event(), threading.Event()
@@ -254,6 +263,8 @@ def in_two_threads() -> None:
         (never_synced_in_a_closure, "SGD: 'scale' has gradients of backwards under no_sync"),
         (clipped_before_the_sync, "clip_grad_norm_: 'scale' has gradients of backwards under no_sync"),
         (matrices_never_synced, "Matrices: 'layers.0.0.weight' has gradients of backwards under no_sync"),
+        (sharded_in_inference_mode, "Choosing: torch.inference_mode() makes shards that cannot be trained"),
+        (saved_without_an_optimizer, "lowband.Checkpointer: no optimizer is given"),
         (in_two_threads, "another thread runs a forward or backward of this module"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -169,6 +169,42 @@ def tuples() -> list[nn.Module]:
     return [Fork(), Pair(), Pair(), Join()]
 
 
+class Guided(nn.Module):
+    """Moves what it is given along gradients of an energy, of which one trains it: its forward takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy, self.layer = nn.Linear(8, 3), Layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        energy = torch.tanh(self.energy(x)).sum()
+        of_x, of_weight = torch.autograd.grad(energy, [x, self.energy.weight], retain_graph=True)
+        [trained] = torch.autograd.grad(energy, x, create_graph=True)
+        return self.layer(x - 0.1 * of_x - 0.1 * trained - 0.1 * of_weight.sum(0))
+
+
+def guided() -> list[nn.Module]:
+    modules = chain(3)
+    modules[2:2] = [Guided(), Guided()]
+    return modules
+
+
+class InPlace(nn.Module):
+    """Begins by changing what it is given, as nn.ReLU(inplace=True) does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.up = nn.LeakyReLU(0.1, inplace=True), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(self.act(x))
+
+
+def in_place() -> list[nn.Module]:
+    embed, layer, head = chain(1)
+    return [embed, InPlace(), nn.LeakyReLU(0.1, inplace=True), layer, InPlace(), head]
+
+
 def half_frozen() -> list[nn.Module]:
     """No gradient goes back to the first rank: its stage does not train."""
     modules = chain(4)
@@ -186,8 +222,14 @@ def tied() -> list[nn.Module]:
 
 @pytest.mark.parametrize(
     ("modules", "schedule", "layers"),
-    [(tuples, "zb-h1", [1, 3]), (half_frozen, "1f1b", None), (tied, "zb-v", [1, 2, 2, 1])],
-    ids=["tuples", "half frozen", "tied"],
+    [
+        (tuples, "zb-h1", [1, 3]),
+        (half_frozen, "1f1b", None),
+        (tied, "zb-v", [1, 2, 2, 1]),
+        (guided, "zb-h1", None),
+        (in_place, "zb-v", [1, 1, 2, 2]),
+    ],
+    ids=["tuples", "half frozen", "tied", "gradients inside", "in place"],
 )
 def test_other_modules(modules, schedule: str, layers: list[int] | None) -> None:
     work = partial(on_axes, schedule=schedule, layers=layers)

@@ -93,6 +93,9 @@ class Logical:
 
         The values of `pieces` are views: training changes them.
         """
+        if optimizer is None:
+            allowed = "the optimizer; full_state_dict, save_safetensors for weights alone"
+            raise UserError("no optimizer is given", where="lowband.Checkpointer", allowed=allowed)
         engine = engine_of(module)
         engine.axis.check_alone("Checkpointer", known=engine.other_ranks)
         shards, parameters = {}, {}

@@ -4,7 +4,8 @@ While a module without submodules computes, a function mode replaces `F.linear` 
 function whose backward computes the gradient of its input and keeps the two factors of the weight's. All
 other parameters (norms, embeddings, products that torch makes out of sight, as in
 `F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
-Under autocast nothing is, because the factors have different dtypes.
+Under autocast nothing is, because the factors have different dtypes. Nor does `torch.autograd.grad` inside
+of a forward put anything off: it returns gradients, and adds none to the weights'.
 
 The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
 again inside of autograd, which closes all modes and on a GPU has threads of its own.
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 
@@ -68,19 +68,27 @@ class Deferred(TorchFunctionMode):
         return is_plain and not torch.is_autocast_enabled(input.device.type)
 
     def _linear(self, input: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Any:
-        detached = None if bias is None else bias.detach()
         keep = lambda x, grad: self._factors.append((weight, bias, x, grad))  # noqa: E731
-        return _Linear.apply(self._anchor, input, weight.detach(), detached, keep)
+        return _Linear.apply(self._anchor, input, weight, bias, keep)
 
     @torch.no_grad()
     def run(self) -> None:
         """Compute what was put off, and add it to the parameters' gradients."""
         while self._factors:
             weight, bias, x, grad = self._factors.popleft()
-            rows, of_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-            _add(weight, of_rows.t() @ rows)
+            _add(weight, _of_weight(x, grad))
             if bias is not None:
-                _add(bias, of_rows.sum(0))
+                _add(bias, _of_bias(grad))
+
+
+def _of_weight(input: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """A linear layer's gradient. grad: of its output"""
+    rows, of_rows = input.reshape(-1, input.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return of_rows.t() @ rows
+
+
+def _of_bias(grad: torch.Tensor) -> torch.Tensor:
+    return grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
 def _add(parameter: nn.Parameter, grad: torch.Tensor) -> None:
@@ -99,11 +107,15 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
         ctx.keep = keep
-        return F.linear(input, weight, bias)
+        return F.linear(input, weight, bias).detach()  # a view from in here could not be changed in place
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         input, weight = ctx.saved_tensors
-        ctx.keep(input.detach(), grad)
-        return None, grad @ weight if ctx.needs_input_grad[1] else None, None, None, None
+        of_input = grad @ weight if ctx.needs_input_grad[1] else None
+        [(anchor, _), *_] = ctx.next_functions
+        if torch._C._will_engine_execute_node(anchor):  # a backward to all leaves: nobody asks for this one
+            ctx.keep(input.detach(), grad)
+            return None, of_input, None, None, None
+        of_bias = _of_bias(grad) if ctx.needs_input_grad[3] else None
+        return None, of_input, _of_weight(input, grad), of_bias, None

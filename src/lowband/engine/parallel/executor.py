@@ -29,6 +29,18 @@ from lowband.spec.schedule import Action
 Place = tuple[int, int]  # stage and micro-batch
 
 
+class _Received(torch.autograd.Function):
+    """What a stage computes with in place of a leaf, which a module could not change in place."""
+
+    @staticmethod
+    def forward(_ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()  # of the same memory and version: changes are found by whoever has kept it
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
 class Executor:
     """A step, of which the engine's hooks leave the stages' forwards to this."""
 
@@ -107,7 +119,8 @@ class Executor:
         if stage == 0:
             value, _ = self._micro_batches[micro_batch]
         else:
-            value = self._inputs[place] = mail.take_output(stage, micro_batch)
+            self._inputs[place] = mail.take_output(stage, micro_batch)
+            value = tuple(_Received.apply(each) for each in self._inputs[place])
         if self._trains and place in self._plan.split:
             self._deferred[place] = Deferred(lambda tensor: id(tensor) in self._leaves)
         self.runs_here = True

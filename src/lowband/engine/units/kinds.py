@@ -9,8 +9,13 @@ from lowband.errors import UserError
 
 
 def check_kinds(module: nn.Module) -> None:
-    """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold."""
+    """Raises UserError for a parameter that another library has divided, or whose values fp32 cannot hold,
+    and where torch makes no tensors that train.
+    """
     where = type(module).__name__
+    if torch.is_inference_mode_enabled():
+        what = "torch.inference_mode() makes shards that cannot be trained"
+        raise UserError(what, where=where, allowed="lowband.shard outside of it; forwards inside")
     for name, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule) and any(True for _ in child.parameters()):
             raise UserError(

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from lowband.engine.units.absent import FACTS_OF_VALUES, Disk
+from lowband.engine.units.absent import FACTS_OF_VALUES, Disk, check_present
 from lowband.engine.units.by_element import Kind, kind_of, name_of
 from lowband.engine.units.seen_whole import SeenWhole
 from lowband.errors import UserError
@@ -38,6 +38,7 @@ class ShardValues(SeenWhole):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        check_present(func, args, kwargs or {})  # a shard that they are computed with
         return on_part(cls, func, args, kwargs or {})
 
     def detach_(self) -> "ShardValues":
@@ -70,6 +71,7 @@ class ShardGrad(ShardValues):
     ) -> Any:
         if _taken and (kind_of(func) is not FACT or name_of(func) in FACTS_OF_VALUES):
             _wait_for_updates([*args, *(kwargs or {}).values()])
+        check_present(func, args, kwargs or {})
         return on_part(cls, func, args, kwargs or {})
 
 
