@@ -196,11 +196,12 @@ class Search:
         for i, row in enumerate(self.software):
             if row.computes(base):
                 takers |= row.takes(base).astype(np.int64) << i
-        return of_base.holders[:, None] & takers > 0
+        takes: Bools = of_base.holders[:, None] & takers > 0
+        return takes
 
     def _count(self, base: Workload) -> int:
         """Of a job's candidates."""
-        return np.count_nonzero(self._takes(base, self._table(base)))
+        return int(np.count_nonzero(self._takes(base, self._table(base))))
 
     def _predict(self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats) -> None:
         """which: of its micro-batches"""

@@ -5,7 +5,7 @@ schedule and stages alone have most of it in common.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 
@@ -185,7 +185,8 @@ class Bounds:
         part = base.model.layers / base.axes.pipeline / shared.blocks
         above = shared.step * part
         ends = shared.ends if base.axes.is_uneven else 0.0
-        return Floor((above - part * ends + _idle_s(base, shared)) * (1 - ROUNDING), above)
+        below = (above - part * ends + _idle_s(base, shared)) * (1 - ROUNDING)
+        return Floor(np.asarray(below), np.asarray(above))
 
 
 def _is_mixed(base: Workload) -> bool:
@@ -208,8 +209,11 @@ def _shared(base: Workload, recomputed: Iterable[float]) -> dict[float, _Shared]
     )
     of_all = _Shared.of(job, passes_s(job))
     shape = len(parts), *np.shape(base.micro_batch)
-    seconds = (np.broadcast_to(getattr(of_all, name), shape) for name in _SECONDS)
-    return {part: _Shared(*each, of_all.blocks) for part, *each in zip(parts, *seconds, strict=True)}
+    seconds = {name: np.broadcast_to(getattr(of_all, name), shape) for name in _SECONDS}
+    return {
+        part: replace(of_all, **{name: time[i] for name, time in seconds.items()})
+        for i, part in enumerate(parts)
+    }
 
 
 def between(axes: Ways) -> tuple[object, ...]:

@@ -141,8 +141,8 @@ def _held_by_ranks(base: Workload, kept: Kept) -> Floats:
         held = held * np.maximum(many / filled, 1)
     of_blocks: Floats = held * kept.block
     if SCHEDULES[axes.row].splits:
-        return np.maximum(of_blocks, late * (kept.block + kept.working))
-    return of_blocks + kept.working
+        return np.asarray(np.maximum(of_blocks, late * (kept.block + kept.working)))
+    return np.asarray(of_blocks + kept.working)
 
 
 def _fills(base: Workload) -> Any:
@@ -155,7 +155,8 @@ def _in_shortest(row: Name, ranks: int, chunks: int, layers: tuple[int, ...], ma
     """By rank of uneven stages, the most blocks of micro-batches that it holds, and whose weight parts wait,
     if all of its stages were as short as the shortest of them. many: micro-batches of a step"""
     shortest = [chunks * min(own) for own in by_rank(row, ranks, layers)]
-    return np.transpose(most_held(row, ranks, chunks, many)) * np.array(shortest)
+    found: Floats = np.transpose(most_held(row, ranks, chunks, many)) * np.array(shortest)
+    return found
 
 
 def _blocks(axes: Ways) -> list[int]:

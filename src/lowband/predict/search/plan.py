@@ -209,10 +209,10 @@ def _bases(
         several = batches[batches < share] if way.schedule == "breadth-first" else batches
         if not several.size:
             continue
-        numbers = {"micro_batch": several, "accumulation": share // several}
+        many = share // several
         if (key := between(way)) not in checked:
             checked[key] = Workload(
-                machine, stack, model, DDP, ranks, **numbers, seq_len=seq_len, axes=way, imbalance=imbalance,
-                beyond=beyond, lora=lora,
+                machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len, accumulation=many,
+                axes=way, imbalance=imbalance, beyond=beyond, lora=lora,
             )  # fmt: skip
-        yield from kinds(checked[key].varied(**numbers, axes=way), recompute)
+        yield from kinds(checked[key].varied(micro_batch=several, accumulation=many, axes=way), recompute)
