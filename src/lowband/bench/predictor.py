@@ -2,6 +2,9 @@
 
 import os
 import platform
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,14 @@ from lowband.spec.config import Config
 SCHEMES = ("ddp", "zero1", "zero2", "zero3", "hpz", "zeropp", "hsdp", "hier3-exact", "hier3")
 RANKS = (8, 64, 384, 1024)
 REPEATS = 3
+# The largest plans of docs/predictor.md, as a user starts them.
+LARGE = "plan --cluster eos-2024 --model llama-3.1-405b --gpus 16384"
+COMMANDS = LARGE, f"{LARGE} --seq 8192 --global-batch 2048 --software any"
 
 
 def bench(root: Path) -> dict[str, Any]:
-    """Time and memory of gpt-20b on Frontier over a grid, and a plan of gpt-175b on 512 GPUs; best of 3.
+    """Time and memory of gpt-20b on Frontier over a grid, best of 3; a plan of gpt-175b on 512 GPUs; whole
+    commands, Python's start with them.
 
     Rates are per second of the single thread's CPU time, so other work on the machine does not count.
     """
@@ -66,4 +73,18 @@ def bench(root: Path) -> dict[str, Any]:
         "plan_candidates": len(found.candidates),
         "plan_cpu_s": time.process_time() - start,
         "plan_wall_s": time.perf_counter() - start_wall,
+        "commands_cpu_s": {command: _processor_s(command, root) for command in COMMANDS},
     }
+
+
+def _processor_s(command: str, root: Path) -> float:
+    """Processor seconds of `lowband` with these arguments, of user and system."""
+    start = _of_children()
+    told = [sys.executable, "-m", "lowband", *command.split(), "--root", str(root)]
+    subprocess.run(told, check=True, stdout=subprocess.DEVNULL)
+    return _of_children() - start
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

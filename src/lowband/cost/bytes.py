@@ -62,20 +62,34 @@ def unit_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> lis
             of the first stage, which has the embeddings and keeps the most activations. Experts that ranks
             divide are units of their own: `expert_numels`
     """
-    plan, apart = gpt_plan(model), experts_apart(model, axes.expert)
+    return list(stage_numels(model, levels, axes))
+
+
+def stage_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> tuple[int, ...]:
+    """`unit_numels`, cached: a search calls it with the same arguments again and again."""
+    of = levels.world, axes.tensor, axes.expert, axes.pipeline, axes.has_both_ends
+    return _unit_numels(model, *of)
+
+
+@cache
+def _unit_numels(
+    model: ModelSpec, ranks: int, tensor: int, expert: int, pipeline: int, has_both_ends: bool
+) -> tuple[int, ...]:
+    """By all that they depend on. ranks: that share a part of the model"""
+    plan, apart = gpt_plan(model), experts_apart(model, expert)
 
     def numel(shapes: Mapping[str, tuple[int, ...]]) -> int:
-        parts = [cut_shape(name, shape, plan, axes.tensor) for name, shape in shapes.items()]
-        return UnitLayout.of(parts, levels.world).numel
+        parts = [cut_shape(name, shape, plan, tensor) for name, shape in shapes.items()]
+        return UnitLayout.of(parts, ranks).numel
 
-    head = () if axes.has_both_ends else ("head.weight", "final_norm.weight", "final_norm.bias")
+    head = () if has_both_ends else ("head.weight", "final_norm.weight", "final_norm.bias")
     root = numel({name: shape for name, shape in model.root_shapes().items() if name not in head})
     dense, block = (
         numel({name: shape for name, shape in model.block_shapes(kind).items() if name not in apart})
         for kind in (True, False)
     )
     mean = block + (dense - block) * model.dense_layers // model.layers
-    return [root, *[mean] * (model.layers // axes.pipeline)]
+    return root, *[mean] * (model.layers // pipeline)
 
 
 def experts_apart(model: ModelSpec, expert: int) -> dict[str, tuple[int, ...]]:
@@ -103,12 +117,6 @@ def cut_shapes(model: ModelSpec, tensor: int, without: Collection[str] = ()) -> 
         for shapes in (model.root_shapes(), model.block_shapes())
     )
     return [root, *[block] * model.layers]
-
-
-@cache
-def stage_numels(model: ModelSpec, levels: Levels, axes: Axes = ONLY_DATA) -> tuple[int, ...]:
-    """`unit_numels`, cached: a search calls it with the same arguments again and again."""
-    return tuple(unit_numels(model, levels, axes))
 
 
 @dataclass(frozen=True)

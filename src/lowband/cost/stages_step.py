@@ -65,8 +65,10 @@ def simulated_s(
     seconds = [s for f, i, w in of_stage for s in (f, i, w, i + w)]  # by KINDS
     ends, left = [0.0] * ranks, [0.0] * ranks  # of ranks' last actions, and of their last messages
     arrivals = list[float]()
-    order = _order(name, ranks, micro_batches, len(of_stage))
-    for rank, which, need, behind in zip(*order, strict=True):
+    of_ranks, whiches, needs, behinds = _order(name, ranks, micro_batches, len(of_stage))
+    if not any(send_s):  # none is behind another
+        behinds = array("i", [-1]) * len(of_ranks)
+    for rank, which, need, behind in zip(of_ranks, whiches, needs, behinds, strict=True):
         end = ends[rank]
         if need >= 0 and arrivals[need] > end:
             end = arrivals[need]

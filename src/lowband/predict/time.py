@@ -181,6 +181,7 @@ def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
     backward_s = w.backward + w.recompute + tp_backward_s + waited[1] + backward_host_s
     matrices = matrices_s(job, place, of.shards)  # between the last backward and the update, and behind it
     items: dict[str, Num] = {**dict.fromkeys(ITEMS, 0.0), **{f"exposed_{k}": v for k, v in matrices.items()}}
+    items |= _in_passes(job, place, of, routes)
 
     def add(name: str, time: Num) -> None:
         items[name] = items[name] + time
@@ -188,13 +189,6 @@ def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
     passes = Passes(job, place, root, block, forward_s, backward_s, place.heads * w.head_backward, overlap)
     for name, time in passes.exposed():
         add(f"exposed_{name}", time)
-    add("host", micro_batches * blocks * (forward_host_s + backward_host_s))
-    ends = place.heads * of.ends
-    add("tensor_parallel", micro_batches * (blocks * (tp_forward_s + tp_backward_s) + ends))
-    add("context", micro_batches * (blocks * (along.forward + along.backward) + along.once))
-    add("experts", micro_batches * blocks * (routes.forward + routes.backward) + routes.once)
-    add("stash", micro_batches * blocks * of.stash)
-    add("fetch", micro_batches * blocks * of.fetch)
     if job.is_in_stages:
         sent, idle = along_pipeline(job, place, w, forward_s, backward_s, of.other)
         add("pipeline_exchange", sent)
@@ -205,8 +199,6 @@ def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
     for name, time in (("stash", tiers.stash), ("host_update", tiers.update), ("fetch", tiers.fetch)):
         add(name, time)
     add("optimizer", tiers.on_device * _optimizer_s(job, place, of.computer))
-    for name, time in _computed(of.middle, place, micro_batches).items():
-        add(name, time)
     add("straggler", of.wait * sum((items[name] for name in COMPUTED), start=0.0))
     for name, time in meeting_s(job, place, root, block, total(items, items), overlap).items():
         add(name, time)
@@ -232,12 +224,27 @@ def _wait(job: Workload, case: Case) -> float:
     return 0.0 if spread is None else slower(job.ranks, number(spread, case))
 
 
-def _computed(one: Work, place: Place, micro_batches: Num) -> dict[str, Num]:
-    """Items of a step's passes: computation of all micro-batches. one: of one block and micro-batch"""
+def passes_s(job: Workload) -> dict[str, Num]:
+    """Items of a step that are the same under any scheme, where all stages are alike: without collectives of
+    sharding, the optimizer, messages between stages and idle time. The straggler's is that of the passes."""
+    of, place = _of_blocks(job, "value"), alike(job)
+    items = _in_passes(job, place, of, route_waits(job, place, of.other, of.w.experts))
+    return items | {"straggler": of.wait * (items["forward"] + items["backward"] + items["recompute"])}
+
+
+def _in_passes(job: Workload, place: Place, of: _OfBlocks, routes: Waits) -> dict[str, Num]:
+    """Items of a step's passes, of all micro-batches: what is computed, and what is beside it."""
+    one, along, blocks, many = of.middle, of.along, place.blocks, job.accumulation
     return {
-        "forward": micro_batches * (place.blocks * one.forward + place.heads * one.head_forward),
-        "backward": micro_batches * (place.blocks * one.backward + place.heads * one.head_backward),
-        "recompute": micro_batches * place.blocks * one.recompute,
+        "forward": many * (blocks * one.forward + place.heads * one.head_forward),
+        "backward": many * (blocks * one.backward + place.heads * one.head_backward),
+        "recompute": many * blocks * one.recompute,
+        "host": many * blocks * sum(of.host),
+        "tensor_parallel": many * (blocks * sum(of.tp) + place.heads * of.ends),
+        "context": many * (blocks * (along.forward + along.backward) + along.once),
+        "experts": many * blocks * (routes.forward + routes.backward) + routes.once,
+        "stash": many * blocks * of.stash,
+        "fetch": many * blocks * of.fetch,
     }
 
 

@@ -67,9 +67,11 @@ class Search:
         for base in bases:
             room = self._or_all(np.asarray(self._peaks.least(base) <= capacity(base.machine)))
             if room.any():
-                found.append((_some(base, room), self._bounds.of(base).some(room)))
-        for base, bound in sorted(found, key=lambda each: each[1].first):
-            if bound.first <= self.last_row or np.isinf(self.within):
+                found.append((base, room))
+        bounds = self._bounds.of_all([base for base, _ in found])
+        fitting = [(_some(base, room), b.some(room)) for (base, room), b in zip(found, bounds, strict=True)]
+        for base, bound in sorted(fitting, key=lambda each: each[1].first):
+            if bound.first <= self._last(base) or np.isinf(self.within):
                 self._predict_near(base, bound)
 
     @property
@@ -79,8 +81,11 @@ class Search:
 
     def near(self, recompute: Recompute) -> list[Workload]:
         """The jobs of a kind of recomputation that may still be as fast as what is shown."""
-        of_kind = (base for base in self.bases if base.recompute == recompute)
-        return [base for base in of_kind if self._bounds.of(base).first <= self.last_row]
+        of_kind = [base for base in self.bases if base.recompute == recompute]
+        if np.isinf(self.last_row):
+            return of_kind
+        bounds = self._bounds.of_all(of_kind)
+        return [base for base, b in zip(of_kind, bounds, strict=True) if b.first <= self.last_row]
 
     def predict_all(self) -> None:
         """What is short of memory by least is among them."""
@@ -167,6 +172,11 @@ class Search:
             return min(most, self.exact_best, self.last_row * (1 + self.within))
         return min(most, self.last_row)
 
+    def _last(self, base: Workload) -> float:
+        """The most seconds of a candidate of a job that is to be found."""
+        most = self._most_of(self._table(base))
+        return min(self.last_row, float(most.max(initial=0.0)))
+
     def _most_of(self, of_base: Table) -> Floats:
         """The same of each scheme."""
         if of_base not in self._mosts:
@@ -175,25 +185,23 @@ class Search:
 
     def _table(self, base: Workload) -> Table:
         """The schemes under which some software has a job's states."""
-        key = base.levels, base.is_in_stages, base.placed
+        key = base.levels, base.is_in_stages, base.beyond and base.placed
         if key not in self._tables:
             self._tables[key] = table(base, self.software, self.exact)
         return self._tables[key]
 
     def _takes(self, base: Workload, of_base: Table) -> Bools:
         """Of each scheme, which of a job's micro-batches some of its software runs."""
-        shape = len(of_base.schemes), np.size(base.micro_batch)
-        if not self.software:
-            return np.ones(shape, dtype=bool)
-        takes = np.zeros(shape, dtype=bool)
+        takers = np.full(np.shape(base.micro_batch), int(not self.software))  # bits, as holders
         for i, row in enumerate(self.software):
             if row.computes(base):
-                takes |= (of_base.holders >> i & 1).astype(bool)[:, None] & row.takes(base)
+                takers |= row.takes(base).astype(np.int64) << i
+        takes: Bools = of_base.holders[:, None] & takers > 0
         return takes
 
     def _count(self, base: Workload) -> int:
         """Of a job's candidates."""
-        return int(self._takes(base, self._table(base)).sum())
+        return int(np.count_nonzero(self._takes(base, self._table(base))))
 
     def _predict(self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats) -> None:
         """which: of its micro-batches"""

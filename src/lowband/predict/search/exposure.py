@@ -45,9 +45,9 @@ class Exposure:
         """
         if job.is_in_stages:  # the last micro-batch's backward hides reductions, too
             busy = busy * (1 + 1 / job.accumulation)
-        often = np.stack(
-            [np.broadcast_to(np.asarray(n, dtype=float), busy.shape) for n in (*gathers, job.passes, 1.0)]
-        )
+        often = np.empty((4, *busy.shape))
+        for row, times in zip(often, (*gathers, job.passes, 1.0), strict=True):
+            row[...] = times
         beside = self.of_block.T @ (often * np.array([blocks, max(blocks - 1, 0), blocks, blocks])[:, None])
         overlap = share(job.stack.overlap, "value")
         exposed: Floats = np.maximum((1 - overlap) * beside, beside - overlap * busy)

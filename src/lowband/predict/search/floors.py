@@ -4,7 +4,9 @@ What computation, tensor parallelism and idle ranks take is the same under every
 schedule and stages alone have most of it in common.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -13,18 +15,20 @@ from numpy.typing import NDArray
 from lowband.cost.numbers import Num
 from lowband.cost.stages_step import place_of
 from lowband.cost.timeline import idle_passes
-from lowband.predict.time import COMPUTED, StepTime, ends_s, step_time
+from lowband.predict.time import COMPUTED, StepTime, ends_s, passes_s, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.model import ModelSpec
-from lowband.spec.schedules import SCHEDULES
+from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 
 ROUNDING = 1e-9
 SMALLEST = Scheme(name="plan", weights=SELF, grads=SELF, optim=WORLD)
 OF_PASS = "forward", "recompute", "backward", "host", "tensor_parallel"
+SHARED = *OF_PASS, "straggler", "context", "experts"
 _BETWEEN = [name for name in Ways.model_fields if name not in ("chunks", "schedule", "layers")]
+_SECONDS = "step", "ends", "one_pass", "forward"  # of _Shared
 OF_TIERS = "stash", "host_update", "fetch"  # items that depend on where the optimizer's states are
 BUSY = (
     "forward", "recompute", "backward", "straggler", "host", "tensor_parallel", "context", "experts", "stash",
@@ -69,12 +73,12 @@ class _Shared:
     blocks: int
 
     @staticmethod
-    def of(job: Workload, step: StepTime) -> "_Shared":
-        """job: without a head, whose seconds are not those of blocks; step: its"""
-        items, ends = step.items, job.accumulation * ends_s(job)
+    def of(job: Workload, items: Mapping[str, Num]) -> "_Shared":
+        """job: without a head, whose seconds are not those of blocks; items: of its step"""
+        ends = job.accumulation * ends_s(job)
         passes = sum((items[name] for name in OF_PASS), start=0.0) - ends
         return _Shared(
-            _without_placement(step) - items["bubble"] - items["pipeline_exchange"], ends,
+            sum((items[name] for name in SHARED), start=0.0), ends,
             passes / job.accumulation, items["forward"] / job.accumulation,
             job.model.layers // job.axes.pipeline,
         )  # fmt: skip
@@ -98,11 +102,11 @@ def floor(base: Workload) -> Floor:
         if base.hides_sends:  # they hide behind other lists, or behind longer stages
             least = least - step.items["pipeline_exchange"]
     if part < 1:
-        shared = _Shared.of(whole, step)
+        shared = _Shared.of(whole, step.items)
         least = part * (least - shared.ends) + _idle_s(base, shared)
     elif splits:
         headless = whole.varied(model=_headless(whole.model, axes.pipeline, axes.tensor))
-        least = least + _idle_s(base, _Shared.of(headless, step_time(headless)))
+        least = least + _idle_s(base, _Shared.of(headless, passes_s(headless)))
     busy = part * sum((step.items[name] for name in BUSY), start=0.0)
     shape = np.shape(base.micro_batch)
     return Floor(np.broadcast_to(least, shape), np.broadcast_to(busy, shape))
@@ -122,19 +126,27 @@ def _idle_s(base: Workload, shared: _Shared) -> Num:
         return idle_passes(axes.pipeline, many, axes.chunks) * shared.one_pass
     mean, before = base.model.layers / axes.pipeline, shared.forward if splits else shared.one_pass
     found: Num = 0.0
-    # Of ranks with as many blocks the last one waits for longest.
-    for blocks, ahead in dict(zip(_of_ranks(axes), accumulate(axes.layers, initial=0), strict=False)).items():
+    for blocks, ahead in _waiting(axes.row, axes.pipeline, axes.layers):
         more = many * (blocks - mean) * shared.one_pass + ahead * before
         found = np.maximum(found, more / shared.blocks)
     return found
 
 
-def _of_ranks(axes: Ways) -> list[int]:
-    """Blocks of each rank of uneven stages."""
-    found = [0] * axes.pipeline
-    for stage, blocks in enumerate(axes.layers):
-        found[place_of(axes.row, stage, axes.pipeline)] += blocks
+@cache
+def by_rank(row: Name, ranks: int, layers: tuple[int, ...]) -> list[list[int]]:
+    """Of each rank along a pipeline of uneven stages, the blocks of its stages."""
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    for stage, blocks in enumerate(layers):
+        found[place_of(row, stage, ranks)].append(blocks)
     return found
+
+
+@cache
+def _waiting(row: Name, ranks: int, layers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Blocks of a rank of uneven stages, and those of the stages before its first one: of ranks with as many
+    of their own the last one, which waits for longest."""
+    own = [sum(blocks) for blocks in by_rank(row, ranks, layers)]
+    return list(dict(zip(own, accumulate(layers, initial=0), strict=False)).items())
 
 
 def _without_placement(step: StepTime) -> Num:
@@ -150,25 +162,58 @@ class Bounds:
     without head, sends between stages and idle time, and of the latter what is certain."""
 
     def __init__(self) -> None:
-        self._alike: dict[tuple[object, ...], _Shared] = {}
+        self._alike: dict[tuple[object, ...], dict[float, _Shared]] = {}  # by how much is recomputed
+
+    def of_all(self, bases: Sequence[Workload]) -> list[Floor]:
+        """Of each. What is recomputed in part takes one array of all parts, instead of a step for each."""
+        parts: dict[tuple[object, ...], tuple[Workload, dict[float, None]]] = {}
+        for base in bases:
+            if not _is_mixed(base) and base.recomputed not in self._alike.setdefault(key := _key(base), {}):
+                parts.setdefault(key, (base, {}))[1][base.recomputed] = None
+        for key, (base, recomputed) in parts.items():
+            self._alike[key] |= _shared(base, recomputed)
+        return [self._of(base) for base in bases]
 
     def of(self, base: Workload) -> Floor:
+        return self.of_all([base])[0]
+
+    def _of(self, base: Workload) -> Floor:
         """The floor itself where layers differ and more of them would have another mean."""
-        is_mixed = base.model.linear_layers or base.model.dense_layers
-        if is_mixed and base.model.layers % base.axes.pipeline:
+        if _is_mixed(base):
             return floor(base)
-        axes = base.axes
-        key = between(axes), base.recompute, base.recomputed, np.asarray(base.micro_batch).tobytes()
-        if key not in self._alike:
-            axes = axes.model_copy(update={"schedule": "1f1b", "chunks": 1, "layers": ()})
-            job = base.varied(axes=axes, model=_headless(base.model, axes.pipeline, axes.tensor))
-            self._alike[key] = _Shared.of(job, step_time(job))
-        shared = self._alike[key]
-        part, shape = base.model.layers / axes.pipeline / shared.blocks, np.shape(base.micro_batch)
+        shared = self._alike[_key(base)][base.recomputed]
+        part = base.model.layers / base.axes.pipeline / shared.blocks
         above = shared.step * part
-        ends = shared.ends if axes.is_uneven else 0.0
+        ends = shared.ends if base.axes.is_uneven else 0.0
         below = (above - part * ends + _idle_s(base, shared)) * (1 - ROUNDING)
-        return Floor(np.broadcast_to(below, shape), np.broadcast_to(above, shape))
+        return Floor(np.asarray(below), np.asarray(above))
+
+
+def _is_mixed(base: Workload) -> bool:
+    is_mixed = base.model.linear_layers or base.model.dense_layers
+    return bool(is_mixed and base.model.layers % base.axes.pipeline)
+
+
+def _key(base: Workload) -> tuple[object, ...]:
+    return between(base.axes), base.recompute, np.asarray(base.micro_batch).tobytes()
+
+
+def _shared(base: Workload, recomputed: Iterable[float]) -> dict[float, _Shared]:
+    """By how much is recomputed, what a job has in common with others."""
+    axes = base.axes.model_copy(update={"schedule": "1f1b", "chunks": 1, "layers": ()})
+    parts = [*recomputed]
+    job = base.varied(
+        axes=axes,
+        model=_headless(base.model, axes.pipeline, axes.tensor),
+        recomputed=np.array(parts)[:, None],
+    )
+    of_all = _Shared.of(job, passes_s(job))
+    shape = len(parts), *np.shape(base.micro_batch)
+    seconds = {name: np.broadcast_to(getattr(of_all, name), shape) for name in _SECONDS}
+    return {
+        part: replace(of_all, **{name: time[i] for name, time in seconds.items()})
+        for i, part in enumerate(parts)
+    }
 
 
 def between(axes: Ways) -> tuple[object, ...]:

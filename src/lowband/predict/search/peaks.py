@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lowband.cost.activations import Kept, Recompute
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import GIB, Num, stacked
-from lowband.cost.stages_step import place_of
 from lowband.predict.footprint import (
     FILLED,
     held_alike,
@@ -26,13 +25,13 @@ from lowband.predict.footprint import (
     peak_bytes,
 )
 from lowband.predict.place import Place, alike, fullest
-from lowband.predict.search.floors import ROUNDING, between
+from lowband.predict.search.floors import ROUNDING, between, by_rank
 from lowband.predict.search.placements import Table
 from lowband.predict.tiers import short_by
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
-from lowband.spec.schedules import SCHEDULES
+from lowband.spec.schedules import SCHEDULES, Name
 
 Floats = NDArray[np.float64]
 
@@ -131,15 +130,19 @@ def _held_by_ranks(base: Workload, kept: Kept) -> Floats:
     """Of uneven stages, by rank and micro-batch, bytes for each token that it holds at least: if all of its
     stages were as short as its shortest one. What waits for its weight part is held, too, when most of it
     waits; where backwards are whole, one block is computed again when most is held."""
-    axes, found = base.axes, []
-    shortest, splits, filled = np.array(_shortest(axes)), SCHEDULES[axes.row].splits, FILLED * axes.pipeline
-    for many in np.ravel(base.accumulation):
-        held, late = np.transpose(most_held(axes.row, axes.pipeline, axes.chunks, int(min(many, filled))))
-        more = max(many / filled, 1) if axes.row == "breadth" else 1  # all of them are held
-        of_blocks = more * held * shortest * kept.block
-        of_late = late * shortest * (kept.block + kept.working)
-        found.append(np.maximum(of_blocks, of_late) if splits else of_blocks + kept.working)
-    return np.array(found).T.reshape(axes.pipeline, *np.shape(base.accumulation))
+    axes, many = base.axes, np.asarray(base.accumulation)
+    filled = FILLED * axes.pipeline
+    of_each = [
+        _in_shortest(axes.row, axes.pipeline, axes.chunks, axes.layers, int(count))
+        for count in np.minimum(many, filled)
+    ]
+    held, late = np.stack(of_each, axis=-1)
+    if axes.row == "breadth":  # all of them are held
+        held = held * np.maximum(many / filled, 1)
+    of_blocks: Floats = held * kept.block
+    if SCHEDULES[axes.row].splits:
+        return np.asarray(np.maximum(of_blocks, late * (kept.block + kept.working)))
+    return np.asarray(of_blocks + kept.working)
 
 
 def _fills(base: Workload) -> Any:
@@ -147,23 +150,18 @@ def _fills(base: Workload) -> Any:
     return np.asarray(base.accumulation) >= FILLED * base.axes.pipeline
 
 
-def _shortest(axes: Ways) -> list[int]:
-    """By rank of uneven stages, its blocks, if all of its stages were as short as the shortest of them."""
-    return [axes.chunks * min(own) for own in _by_rank(axes)]
+@cache  # the same whatever lies along the other axes, and however much is recomputed
+def _in_shortest(row: Name, ranks: int, chunks: int, layers: tuple[int, ...], many: int) -> Floats:
+    """By rank of uneven stages, the most blocks of micro-batches that it holds, and whose weight parts wait,
+    if all of its stages were as short as the shortest of them. many: micro-batches of a step"""
+    shortest = [chunks * min(own) for own in by_rank(row, ranks, layers)]
+    found: Floats = np.transpose(most_held(row, ranks, chunks, many)) * np.array(shortest)
+    return found
 
 
 def _blocks(axes: Ways) -> list[int]:
     """By rank of uneven stages, its blocks."""
-    return [sum(own) for own in _by_rank(axes)]
-
-
-@cache
-def _by_rank(axes: Ways) -> list[list[int]]:
-    """Of each rank along pipeline, the blocks of its stages."""
-    found: list[list[int]] = [[] for _ in range(axes.pipeline)]
-    for stage, blocks in enumerate(axes.layers):
-        found[place_of(axes.row, stage, axes.pipeline)].append(blocks)
-    return found
+    return [sum(own) for own in by_rank(axes.row, axes.pipeline, axes.layers)]
 
 
 def _summed_at_least(base: Workload, place: Place) -> Num:

@@ -31,6 +31,7 @@ from lowband.predict.search.bounded import Search
 from lowband.predict.search.candidates import MODEL_ERROR, Candidate, Plan
 from lowband.predict.search.choice import chosen, fits_surely, order
 from lowband.predict.search.degrees import axes_to_try, divisors, left_out, possible
+from lowband.predict.search.floors import between
 from lowband.predict.search.parts import by_units
 from lowband.predict.search.placements import schemes
 from lowband.predict.search.relief import kinds, relieved
@@ -196,7 +197,9 @@ def _bases(
     beyond: Beyond | None = None,
     lora: Lora | None = None,
 ) -> Iterator[Workload]:
-    """Jobs in these axes and schedules, under DDP."""
+    """Jobs in these axes and schedules, under DDP. Of those that differ in schedule and stages alone one is
+    checked: the others are as possible."""
+    checked = dict[tuple[object, ...], Workload]()
     for way in axes:
         share, rest = divmod(global_batch, way.with_context(ranks)["data"])
         if rest:
@@ -206,8 +209,10 @@ def _bases(
         several = batches[batches < share] if way.schedule == "breadth-first" else batches
         if not several.size:
             continue
-        base = Workload(
-            machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len,
-            accumulation=share // several, axes=way, imbalance=imbalance, beyond=beyond, lora=lora,
-        )  # fmt: skip
-        yield from kinds(base, recompute)
+        many = share // several
+        if (key := between(way)) not in checked:
+            checked[key] = Workload(
+                machine, stack, model, DDP, ranks, micro_batch=several, seq_len=seq_len, accumulation=many,
+                axes=way, imbalance=imbalance, beyond=beyond, lora=lora,
+            )  # fmt: skip
+        yield from kinds(checked[key].varied(micro_batch=several, accumulation=many, axes=way), recompute)

@@ -34,6 +34,7 @@ from lowband.spec.step import STEP
 
 WIRES = tuple(row.name for row in STEP if row.coded)
 ANY = "any"
+_DEGREES = "tensor", "context", "expert", "pipeline"
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,13 @@ class Software:
 
     def computes(self, job: Workload) -> bool:
         """Whether it has the job's axes, schedule and recomputation."""
-        apart = {name for name in ("tensor", "context", "expert", "pipeline") if getattr(job.axes, name) > 1}
         return (
-            apart <= self.axes
-            and (job.lora is None or self.adapters)
+            job.recompute in self.recompute
             and job.axes.row in self.schedules
-            and job.recompute in self.recompute
+            and (job.lora is None or self.adapters)
+            and all(name in self.axes or getattr(job.axes, name) == 1 for name in _DEGREES)
             and (job.recomputed == 1 or job.recompute == "none" or self.partial(job))
-            and bool(np.any(self.takes(job)))
+            and bool(self.takes(job).any())
         )
 
     def takes(self, job: Workload) -> NDArray[np.bool_]:
