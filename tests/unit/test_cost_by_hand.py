@@ -28,6 +28,7 @@ from lowband.predict.show.plan_text import report
 from lowband.predict.show.record import flat, record, short_by
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
+from lowband.spec.attention import Latent
 from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -308,6 +309,22 @@ def test_a_stack_hides_tensor_parallel_collectives() -> None:
     passes, ends = 8 * whole.accumulation, whole.accumulation * two
     assert step_time(whole).items["tensor_parallel"] == pytest.approx(passes * 2 * two + ends)
     assert step_time(hiding).items["tensor_parallel"] == pytest.approx(passes * 2 * two / 4 + ends)
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_enters_attention_with_a_latent_is_narrower(in_parts: bool, recompute: Recompute) -> None:
+    """12 + 8 + 4 features of a token in place of 32, which go half of an all-reduce's way where ranks divide
+    tokens. Else they are reduced behind a backward alone, and a forward, recomputed or not, has none."""
+    latent = Latent(kv_rank=8, q_rank=12, rope=4, nope=4, value=4)
+    model = GPT.model_copy(update={"latent": latent, "biases": False, "positions": "rotary"})
+    stack = Stack.model_validate({"name": "s", "description": "d", "sequence_parallel": in_parts})
+    one = replace(job(ranks=4, axes=Ways(tensor=4)), stack=stack, recompute=recompute, model=model)
+    hidden = 2 * 3 / 4 * 2 * 64 * 32 / 100e9  # an all-reduce of 64 tokens x 32 values in 16 bits
+    passes = 3 if recompute == "full" else 2
+    narrow = passes / 2 if in_parts else 1
+    by_hand = 8 * (passes * hidden + (passes - narrow + narrow * 24 / 32) * hidden) + 2 * hidden
+    assert step_time(one).items["tensor_parallel"] == pytest.approx(one.accumulation * by_hand)
 
 
 def test_a_stack_cuts_a_blocks_collectives() -> None:

@@ -145,12 +145,10 @@ def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
     overlap = share(job.stack.overlap, case)
     other = Network(job.machine, job.stack, case, job.faster, shards=False)
-    # Attention, and an MLP, which share one exchange where they have the same input.
-    cut = 1 if job.model.parallel_block else 1 + job.model.dense_share
-    tp_s = cut / 2 * _all_reduce_s(job, other)
+    once, behind = _exchanges_s(job, other)
     forward, backward = (
-        _beside(job, w.forward, tp_s, 1, case),
-        _beside(job, w.backward + w.recompute, tp_s, 1 + job.again, case),
+        _beside(job, w.forward, once, 1, case),
+        _beside(job, w.backward + w.recompute, behind + job.again * once, 1 + job.again, case),
     )
     tp, host = zip(forward, backward, strict=True)
     along = waits(job, other, w, overlap)
@@ -265,14 +263,29 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
     return optimizer + outer / sync.every
 
 
+def _exchanges_s(job: Workload, network: Network) -> tuple[Num, Num]:
+    """Seconds of a block's exchanges along tensor, of a forward and of a backward (cost/contents.py).
+
+    What enters attention with a latent is narrower than what leaves it. Where ranks divide tokens, a pass
+    gathers the one and reduces the other, each half of an all-reduce; else only a backward reduces the one.
+    """
+    mlp = 0 if job.model.parallel_block else job.model.dense_share
+    hidden, latent = job.model.hidden, job.model.latent
+    leaving = _all_reduce_s(job, network, hidden)
+    entering = leaving if latent is None else _all_reduce_s(job, network, latent.entering(hidden))
+    if job.stack.sequence_parallel:
+        return (mlp * leaving + (leaving + entering) / 2,) * 2
+    return mlp * leaving + leaving, mlp * leaving + entering
+
+
 def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:
     """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
 
-    passes: 2 for a backward with a recomputed forward, in the mean over layers; each has two all-reduces of
-    `tp_s` and runs the hooks
+    tp_s: of these collectives; passes: 2 for a backward with a recomputed forward, in the mean over layers,
+    each of which runs the hooks
     """
     hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
-    on_device = join(computed_s, 2 * passes * tp_s, hidden)
+    on_device = join(computed_s, tp_s, hidden)
     launch = seconds(job.stack.launch_us, case)
     hooks = job.scheme.grads != SELF  # where every rank has whole gradients, nothing hooks a unit
     wait = passes * seconds(job.stack.unit_us, case) if hooks else 0.0
@@ -283,12 +296,12 @@ def ends_s(job: Workload, case: Case = "value") -> Num:
     """Seconds that a micro-batch waits along tensor for rows of the embedding, whose vocabulary is cut, and
     for the gradient of the head's input."""
     network = Network(job.machine, job.stack, case, job.faster, shards=False)
-    return (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, network)
+    return (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, network, job.model.hidden)
 
 
-def _all_reduce_s(job: Workload, network: Network) -> Num:
-    """Seconds to all-reduce a micro-batch's 16-bit activations over tensor-parallel ranks."""
+def _all_reduce_s(job: Workload, network: Network, features: int) -> Num:
+    """Seconds to all-reduce 16-bit features of each of a micro-batch's tokens over tensor-parallel ranks."""
     if job.axes.tensor == 1:
         return 0.0
     hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * job.model.hidden)
+    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * features)

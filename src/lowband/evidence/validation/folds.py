@@ -26,6 +26,8 @@ from lowband.errors import UserError
 from lowband.evidence.validation import FITTED, KINDS, SOURCES, Kind, PublishedRow
 from lowband.evidence.validation.fit import rows_with, solve
 from lowband.evidence.validation.tables import ROW_SEPARATOR
+from lowband.evidence.validation.validate import with_facts
+from lowband.predict.interval import with_slow_host
 from lowband.spec.config import Config
 from lowband.spec.sourced import Bounds, Fact
 
@@ -60,7 +62,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A row that a fold left out, predicted by the fold's constants."""
+    """A row that a fold left out, predicted by the fold's constants.
+
+    slow_host: of a machine's fold, with the slowest host that is left open (predict/interval.py); else none
+    """
 
     source: str
     kind: Kind
@@ -70,6 +75,7 @@ class HeldOut:
     published: float
     predicted: float
     error_percent: float
+    slow_host: float | None = None
 
 
 def cross_validate(config: Config, clusters: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -147,7 +153,12 @@ def _without_machine(config: Config, name: str, rows: int) -> tuple[Fold, list[H
     unfitted = [place for place in constants if place not in pooled]
     kept = len(errors(fitted))
     fold = _fold(name, "machine", source.cluster, rows, kept, constants, values, unfitted)
-    return fold, _held(name, "machine", source.cluster, rows_with(config, source, values))
+    held = _held(name, "machine", source.cluster, rows_with(config, source, values))
+    machine, stack = with_facts(*source.on(config), values)
+    if "stack.launch_us" in unfitted:
+        stack = stack.model_copy(update={"launch_us": None})
+    slow = source.rows(config, machine, with_slow_host(stack))
+    return fold, [replace(one, slow_host=float(row.predicted())) for one, row in zip(held, slow, strict=True)]
 
 
 def _errors_by_row(config: Config, name: str, constants: Mapping[str, Fact]) -> ErrorsByRow:

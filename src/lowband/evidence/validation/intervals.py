@@ -4,9 +4,12 @@ A factor f: the step takes between predicted / f and predicted x f. Of the error
 of n rows left out, ln f is the k-th smallest, k = ceil(0.8 (n + 1)), as in conformal prediction (Lei et al.,
 2018, doi 10.1080/01621459.2017.1307116); with fewer than 4 rows there is none.
 
-On a machine whose runs of the stack were fitted, the rows are those of this machine and stack, left out with
-their size; with their scale where there is but one size. Anywhere else a user's run is another source: the
-rows are those of whole sources, each predicted without any of its rows, and every source counts alike.
+Of the rows of one source (`factor`): those of a machine and stack, left out with their size; with their scale
+where there is but one size. A user's run is another source, of which none of the stack's rows may be known.
+So no printed interval is narrower than what sources left out whole show, each predicted without any of its
+rows, and all counting alike (`by_source`): those of which other sources show the stack on their type of
+device, for machines where its runs are known, and the others for anywhere else. Of each row what counts is
+how far it lies from what the model admits by any host (predict/interval.py).
 """
 
 import math
@@ -15,8 +18,12 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from lowband.evidence.validation.published_recipes import CLUSTER, STACK
+
 LEVEL = 0.8
 RATIOS = ("ratio", "efficiency")  # quantities that say nothing of a time
+TIMES = ("s/iteration", "ms/iteration", "step time")  # all others but memory are rates
+RECIPES = ("step time", "MFU")
 MEMORY = "peak GiB"
 
 
@@ -45,32 +52,74 @@ def rows_of_times(folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def left_out_whole(validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """Rows of times of whole sources, with error: left out with their machine, or never fitted on."""
-    columns = ["source", "cluster", "stack", "row", "error"]
+def left_out_whole(
+    validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame, published_recipes: pd.DataFrame
+) -> pd.DataFrame:
+    """Rows of times of whole sources, with error: left out with their machine, or never fitted on.
+
+    evidence: `known` where other sources, of another machine if the machine was left out, show the stack on
+    the type of device; or `elsewhere`
+    """
+    devices = validation.drop_duplicates("cluster").set_index("cluster")["device"]
     rows = rows_of_times(folds, held_out)
-    rows = rows[(rows["kind"] == "machine") & (rows["unit"] == "time")]
+    rows = rows[(rows["kind"] == "machine") & (rows["unit"] == "time")].join(devices, on="cluster")
+    without_machine = set(rows["source"])
     never = validation.groupby("source")["use"].transform(lambda use: (use == "held out").all())
-    others = validation[never & ~validation["source"].isin(rows["source"])]
+    others = validation[never & ~validation["source"].isin(without_machine)]
     others = others[~others["quantity"].isin((*RATIOS, MEMORY))]
-    error = np.abs(np.log(others["predicted"] / others["published"]))
-    return pd.concat([rows[columns], others.assign(error=error)[columns]], ignore_index=True)
+    recipes = _of_recipes(published_recipes).join(devices, on="cluster")
+    found = pd.concat([rows, others, recipes], ignore_index=True)
+    shown = validation[(validation["use"] == "calibration") & (validation["quantity"] != MEMORY)]
+    evidence = {}
+    for source, of in found.groupby("source"):
+        alike = shown[(shown["stack"] == of["stack"].iloc[0]) & (shown["device"] == of["device"].iloc[0])]
+        if source in without_machine:
+            alike = alike[alike["cluster"] != of["cluster"].iloc[0]]
+        evidence[source] = "known" if len(alike) else "elsewhere"
+    return found.assign(error=beyond(found), evidence=found["source"].map(evidence))
 
 
-def by_source(validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """One row per source left out whole: the factor that the other sources give, and the percentage of its
-    rows inside; and a last one, `all`: the factor of all, and the mean over sources."""
-    rows, found = left_out_whole(validation, folds, held_out), []
-    for source, group in rows.groupby("source", sort=False):
-        given = factor_elsewhere(rows[rows["source"] != source], by="source")
-        inside = 100 * float((np.exp(group["error"]) <= given).mean())
-        first = group.iloc[0]
-        found.append((source, first["cluster"], first["stack"], len(group), given, inside))
-    columns = ["source", "cluster", "stack", "rows", "factor", "inside"]
-    table = pd.DataFrame(found, columns=columns)
-    whole = ("all", "", "", len(rows), factor_elsewhere(rows, by="source"), table["inside"].mean())
-    table = pd.concat([table, pd.DataFrame([whole], columns=columns)], ignore_index=True)
-    return table.assign(provenance="predicted")[["provenance", *columns]]
+def _of_recipes(published: pd.DataFrame) -> pd.DataFrame:
+    """Steps and shares of the peak of recipes that say all that a prediction takes."""
+    found = published[published["quantity"].isin(RECIPES) & (published["use"] == "as it is")]
+    source = found["source"].str.replace(r"https://github.com/(\S+) .*", r"\1", regex=True)  # a repository
+    return found.assign(cluster=CLUSTER, stack=STACK, source=source, row=found["setting"])
+
+
+def beyond(rows: pd.DataFrame) -> pd.Series:
+    """How far each row lies from its prediction, or from all that any host admits: |ln|, 0 inside."""
+    is_time = rows["quantity"].isin(TIMES)
+    longer, by_host = (
+        np.log(rows["published"] / predicted) * np.where(is_time, 1, -1)
+        for predicted in (rows["predicted"], rows["slow_host"].fillna(rows["predicted"]))
+    )
+    return np.maximum(np.maximum(-longer, by_host), 0)
+
+
+def by_source(
+    validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame, published_recipes: pd.DataFrame
+) -> pd.DataFrame:
+    """One row per source left out whole: the factor that the other sources of the same evidence give, and
+    the percentage of its rows inside. Then means over sources, with the factor of all of an evidence, and the
+    percentage of all rows."""
+    rows, parts, factors = left_out_whole(validation, folds, held_out, published_recipes), [], {}
+    for evidence, alike in rows.groupby("evidence", sort=False):
+        factors[evidence] = factor_elsewhere(alike, by="source")
+        for source, group in alike.groupby("source", sort=False):
+            given = factor_elsewhere(alike[alike["source"] != source], by="source")
+            parts.append(group.assign(factor=given, inside=100.0 * (np.exp(group["error"]) <= given)))
+    rows = pd.concat(parts)
+    shown = {"cluster": "first", "stack": "first", "evidence": "first", "row": "size", "factor": "first"}
+    table = rows.groupby("source", sort=False).agg({**shown, "inside": "mean"}).reset_index()
+    table = table.rename(columns={"row": "rows"})
+    means = table.groupby("evidence", sort=False).agg({"rows": "sum", "inside": "mean"}).reset_index()
+    means = means.assign(source="mean of sources", factor=means["evidence"].map(factors))
+    whole = pd.DataFrame({
+        "source": ["mean of sources", "all rows"], "rows": len(rows),
+        "inside": [table["inside"].mean(), rows["inside"].mean()],
+    })  # fmt: skip
+    table = pd.concat([table, means, whole], ignore_index=True)
+    return table.fillna({"cluster": "", "stack": "", "evidence": ""}).assign(provenance="predicted")
 
 
 def calibrated_factors(folds: pd.DataFrame, held_out: pd.DataFrame) -> dict[tuple[str, str, str], float]:

@@ -31,6 +31,7 @@ from lowband.spec.axes import Ways
 from lowband.spec.config import Config
 
 REPORTED = "17_recipes.csv"
+CLUSTER, STACK = "eos-2024", "megatron-lm"
 PEAK_TFLOPS = 989.5  # of which arXiv 2504.14960 prints shares
 TOKENS = 10**12
 STAGES = {"nemotron-4-340b": (2, 4, 8), "qwen2-57b-a14b": (1, 7)}  # where interleaving is not printed
@@ -65,7 +66,7 @@ def jobs(config: Config, row: Any) -> Iterator[tuple[str, Workload]]:
             unknown = [] if row.interleave else [f"{chunks} stages a rank"]
             unknown += [] if row.micro_batch else [f"micro-batch {micro_batch}"]
             use = ", ".join(unknown) or nearest
-            yield use, _job(config, row, "eos-2024", row.model, chunks, micro_batch)
+            yield use, _job(config, row, CLUSTER, row.model, chunks, micro_batch)
 
 
 def _micro_batches(row: Any) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ def _job(
     config: Config, row: Any, cluster: str, model: str, chunks: int, micro_batch: int, **other: object
 ) -> Workload:
     """other: fields of the model, or of the axes, in place of their own"""
-    machine, stack = setting(config, cluster, "megatron-lm")
+    machine, stack = setting(config, cluster, STACK)
     spec = config.model(model)
     fields = {key: value for key, value in other.items() if key in type(spec).model_fields}
     axes = Ways.of_options(int(row.tp), int(row.pp), chunks, ep=int(row.ep))

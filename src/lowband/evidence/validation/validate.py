@@ -7,30 +7,37 @@ import pandas as pd
 
 from lowband.cost.numbers import Num
 from lowband.evidence.validation import SOURCES
+from lowband.predict.interval import with_slow_host
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.stack import Stack
 
 
 def validate(config: Config) -> pd.DataFrame:
-    """One row per published number: predicted, error_percent, whether a constant was fitted on it."""
+    """One row per published number: predicted, error_percent, whether a constant was fitted on it.
+
+    slow_host: predicted with the slowest host that the stack leaves open (predict/interval.py)
+    """
     found = []
     for name, source in SOURCES.items():
         machine, stack = source.on(config)
         fitted = {row for fact in (machine.facts | stack.facts).values() for row in fact.calibrated_on}
-        for row in source.rows(config, machine, stack):
+        rows = source.rows(config, machine, stack)
+        for row, slow in zip(rows, source.rows(config, machine, with_slow_host(stack)), strict=True):
             predicted = float(row.predicted())
             found.append(
                 {
                     "source": name,
                     "cluster": source.cluster,
                     "stack": source.stack,
+                    "device": machine.device.name,
                     "row": row.id,
                     "use": "calibration" if row.id in fitted else "held out",
                     "quantity": row.quantity,
                     "published": row.published,
                     "predicted": predicted,
                     "error_percent": 100 * (predicted / row.published - 1),
+                    "slow_host": float(slow.predicted()),
                     "reported_in": source.csv,
                     "note": row.note,
                 }
