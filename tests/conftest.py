@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from tests import passed, seconds, timed
+from tests import huge_pages, passed, seconds, timed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,13 +39,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported stays: looking for garbage in it takes seconds, now and again in each forked rank."""
+    """What is imported stays: looking for garbage in it takes seconds, now and again in each forked rank.
+
+    In huge pages it costs each fork less.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        huge_pages.collapse()
 
 
 @pytest.hookimpl(tryfirst=True)

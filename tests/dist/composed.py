@@ -1,7 +1,7 @@
 """A small GPT in fp64 on any composition of axes, and the same in one process of plain torch.
 
 A row of ROWS is an axis, or what works together with axes. A new axis is one more row, with its degree among
-the `Axes` and, where it forbids something, a line in `is_possible`.
+the `Axes` and, where it forbids something, a line in `is_possible`; rows from the scheme on forbid nothing.
 
 Shards are fp32, whatever a module computes in. So gradients are recorded where the engine takes them from
 autograd, in fp64, and compared there; and once more behind the reduction, clipped, as the optimizer has them.
@@ -58,6 +58,7 @@ ROWS: Mapping[str, tuple[Any, ...]] = {
     "accumulation": (1, 2),  # steps of the pipeline before one of the optimizer
     "micro_batches": (1, 3, 4),
 }
+DECIDING = [*ROWS].index("scheme")  # how many rows, the first ones, `is_possible` looks at
 
 
 class Job(NamedTuple):
@@ -115,7 +116,11 @@ class Job(NamedTuple):
 
 @cache
 def possible() -> list[Case]:
-    return [case for case in product(*ROWS.values()) if Job.of(case).is_possible()]
+    rows = [*ROWS.values()]
+    decide, others = rows[:DECIDING], rows[DECIDING:]
+    first = tuple(row[0] for row in others)
+    found = [case for case in product(*decide) if Job.of((*case, *first)).is_possible()]
+    return [(*case, *rest) for case in found for rest in product(*others)]
 
 
 def drawn(count: int) -> list[Case]:
