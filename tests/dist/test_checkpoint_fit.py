@@ -275,9 +275,12 @@ def save_what_differs(folder: str) -> list[str]:
     checkpointer, is_first = lowband.Checkpointer(folder), dist.get_rank() == 0
     model, optimizer = bag()
     found = []
-    for step, extra in ((1 + dist.get_rank(), {}), (3, {"x": 1} if is_first else {"x": object()}), (-1, {})):
+    for step, extra in (
+        (1 + dist.get_rank(), {}), (3, {"x": 1} if is_first else {"x": object()}), (-1, {}), ("last", {}),
+    ):  # fmt: skip
         found.append(answer(checkpointer.save, step, model, optimizer, extra))
-    return found
+    path = checkpointer.latest() if is_first else Path(folder)
+    return [*found, answer(checkpointer.load, path, model, optimizer)]
 
 
 def test_what_one_rank_cannot_save_is_refused_on_all(tmp_path: Path) -> None:
@@ -286,4 +289,6 @@ def test_what_one_rank_cannot_save_is_refused_on_all(tmp_path: Path) -> None:
     assert "rank 1 saves a different step or state from rank 0" in first[0]
     assert first[1].startswith("extra: cannot be saved")
     assert first[2] == "Checkpointer.save: step is -1 (allowed: 0 to 99999999)"
+    assert first[3] == "Checkpointer.save: step is 'last' (allowed: 0 to 99999999)"
+    assert first[4] == f"{tmp_path / 'ck'}: no checkpoint to load (allowed: load_newest)"
     assert not (tmp_path / "ck").exists()

@@ -121,8 +121,8 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for file in files for name, value in load_file(folder / file).items()}
 
 
-def refused(folder: Path) -> str:
-    with torch.device("meta"):
+def refused(folder: Path, device: str = "meta") -> str:
+    with torch.device(device):
         model = nn.Linear(3, 5)
     return refusal(
         lambda: lowband.shard(
@@ -147,6 +147,14 @@ def test_bad_checkpoints_are_refused(content: Any, words: str, tmp_path: Path) -
     elif content is not None:
         save_file(content, path)
     assert words in on_ranks(1, refused, tmp_path)[0]
+
+
+def test_files_that_a_module_with_values_would_not_read_are_refused(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(5, 3), "bias": torch.zeros(5)}, tmp_path / safetensors_files.SINGLE)
+    assert on_ranks(1, refused, tmp_path, "cpu") == [
+        "Linear: the module has values, so that no file of init would be read (allowed: a module on the meta "
+        "device; no init)"
+    ]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {"weight": "../x"}}'])

@@ -128,7 +128,9 @@ class Checkpointer:
         changed, on any rank.
         """
         self.wait()
-        path = self._meeting.everyone(Path(path))[0]  # a shared file system may show ranks different folders
+        path = self._meeting.everyone(path and Path(path))[0]  # a shared file system may show others
+        if not path:  # of `latest` in an empty folder
+            raise UserError("no checkpoint to load", where=self.folder, allowed="load_newest")
         return self._fill_in_memory(path, self._verify(path), module, optimizer)
 
     def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -159,10 +161,8 @@ class Checkpointer:
     def _found(self, _tick: Tick) -> list[Path]:
         found = newest_first(self.folder)
         if not found and is_peers(self.folder):  # else a run that should go on would silently start anew
-            raise UserError(
-                "is a checkpoint of FSDP2's or DeepSpeed's", where=self.folder,
-                allowed="lowband.load_peer_checkpoint",
-            )  # fmt: skip
+            what = "is a checkpoint of FSDP2's or DeepSpeed's"
+            raise UserError(what, where=self.folder, allowed="lowband.load_peer_checkpoint")
         return found
 
     # ---- writing, in a thread
@@ -261,8 +261,8 @@ class _Snapshot:
     def of(
         cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
     ) -> "_Snapshot":
-        if not 0 <= step <= MOST_STEPS:
-            raise UserError(f"step is {step}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        if not (isinstance(step, int) and 0 <= step <= MOST_STEPS):
+            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
         check_reduced(
             engine_of(module).shards,
             "Checkpointer.save",
