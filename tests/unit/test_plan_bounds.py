@@ -152,6 +152,18 @@ def test_nor_does_a_small_one(small: Small, hidden: str) -> None:
             assert all(np.all(each[j] <= step * (1 + 1e-12)) for each in below)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_bounds_of_all_jobs_at_once_are_those_of_each(case: tuple[str, str, int, int]) -> None:
+    """With some of the layers recomputed, too, which are then one array."""
+    jobs = bases(*case, count=10)
+    jobs += [
+        base.varied(recomputed=part) for part in (0.25, 0.5) for base in jobs if base.recompute == "full"
+    ]
+    for base, bound in zip(jobs, Bounds().of_all(jobs), strict=True):
+        alone = Bounds().of(base)
+        assert all(map(np.array_equal, (bound.least, bound.busy), (alone.least, alone.busy)))
+
+
 @pytest.mark.parametrize("small", SMALL.values(), ids=SMALL)
 def test_peaks_are_those_of_each_candidate_and_not_below_the_least(small: Small) -> None:
     drawn, peaks = Random(2), Peaks()
