@@ -5,7 +5,6 @@ table and to drop it again is most of what such a rank takes of the processor, a
 """
 
 import ctypes
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +14,12 @@ PAGE_BYTES = 2**21
 
 def collapse() -> None:
     """Copy what this process has written so far into such pages. What cannot be stays as it is."""
-    if not sys.platform.startswith("linux"):
+    maps = Path("/proc/self/maps")
+    if not maps.exists():  # not Linux
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in starts(Path("/proc/self/maps").read_text()):
+    for start in starts(maps.read_text()):
         madvise(start, PAGE_BYTES, MADV_COLLAPSE)
 
 

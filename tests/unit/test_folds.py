@@ -138,13 +138,13 @@ WHOLE = ("validation", "folds", "held_out", "published_recipes")
 
 
 def test_80_percent_of_rows_of_sources_left_out_whole_are_inside() -> None:
-    """In the mean over sources, of each evidence, and of all rows, most of which are vtrain's."""
+    """In the mean over sources, and of all rows, most of which are vtrain's; no printed factor is smaller."""
     found = by_source(*(read_table(SHIPPED / f"{name}.csv") for name in WHOLE))
     found = found.set_index("source")
     means = found.loc["mean of sources"].fillna({"evidence": ""}).set_index("evidence")
-    assert means.loc["known", "factor"] == pytest.approx(KNOWN, abs=5e-3)
-    assert means.loc["elsewhere", "factor"] == pytest.approx(ELSEWHERE, abs=5e-3)
-    assert means["inside"].between(75, 85).all()
+    for evidence, printed in (("known", KNOWN), ("elsewhere", ELSEWHERE)):
+        assert printed - 0.01 < means.loc[evidence, "factor"] <= printed
+    assert 75 <= means.loc["", "inside"] <= 85
     assert 75 <= found.loc["all rows", "inside"] <= 85
     sources = found.drop(index=["mean of sources", "all rows"])
     assert means.loc["", "inside"] == pytest.approx(sources["inside"].mean())
@@ -154,15 +154,22 @@ def test_80_percent_of_rows_of_sources_left_out_whole_are_inside() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "table"), [("zeropp", 2), ("vtrain", 2), ("torchtitan-h100", 0)])
-def test_the_interval_of_a_source_left_out_whole_knows_none_of_its_rows(source: str, table: int) -> None:
+@pytest.mark.parametrize(
+    ("source", "table", "beside"),
+    [("zeropp", 2, "zeropp"), ("vtrain", 2, "vtrain"), ("torchtitan-h100", 0, "torchtitan-h200"),
+     ("llm-foundry-h100", 2, "llm-foundry-a100"), ("dgxc-nemo-h100", 2, "NVIDIA/dgxc-benchmarking")],
+)  # fmt: skip
+def test_the_interval_of_a_source_left_out_whole_knows_none_of_its_publishers_rows(
+    source: str, table: int, beside: str
+) -> None:
     tables = [read_table(SHIPPED / f"{name}.csv") for name in WHOLE]
-    before = by_source(*tables).set_index("source").loc[source]
+    before = by_source(*tables).set_index("source")
     changed = tables[table].copy()
     changed.loc[changed["source"] == source, ["predicted", "slow_host"]] *= 30
-    after = by_source(*tables[:table], changed, *tables[table + 1 :]).set_index("source").loc[source]
-    assert after["factor"] == before["factor"]
-    assert after["inside"] == 0 < before["inside"]
+    after = by_source(*tables[:table], changed, *tables[table + 1 :]).set_index("source")
+    assert after.loc[source, "inside"] == 0 < before.loc[source, "inside"]
+    for one in (source, beside):
+        assert after.loc[one, "factor"] == before.loc[one, "factor"]
 
 
 def test_a_row_that_a_slow_host_explains_is_not_off() -> None:

@@ -15,10 +15,10 @@ from lowband.predict.workload import Workload
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import Stack
 
-# Table source_intervals, docs/predictor-errors.md: where runs of the stack on the type of device are known,
-# and anywhere else.
-KNOWN = 1.12
-ELSEWHERE = 1.30
+# Table source_intervals, docs/predictor-errors.md: where the stack states its error on the machine, and
+# anywhere else.
+KNOWN = 1.13
+ELSEWHERE = 1.36
 # How long the host may take to launch a block's pass, of which few stacks state anything. A step takes longer
 # by it where the device is faster than that: small blocks, short micro-batches, many ranks along tensor.
 LAUNCH_US = Fact(

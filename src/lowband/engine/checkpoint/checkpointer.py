@@ -261,8 +261,8 @@ class _Snapshot:
     def of(
         cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
     ) -> "_Snapshot":
-        if not (isinstance(step, int) and 0 <= step <= MOST_STEPS):
-            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"0 to {MOST_STEPS}")
+        if type(step) is not int or not 0 <= step <= MOST_STEPS:
+            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"int, 0 to {MOST_STEPS}")
         check_reduced(
             engine_of(module).shards,
             "Checkpointer.save",

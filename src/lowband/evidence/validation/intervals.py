@@ -5,11 +5,11 @@ of n rows left out, ln f is the k-th smallest, k = ceil(0.8 (n + 1)), as in conf
 2018, doi 10.1080/01621459.2017.1307116); with fewer than 4 rows there is none.
 
 Of the rows of one source (`factor`): those of a machine and stack, left out with their size; with their scale
-where there is but one size. A user's run is another source, of which none of the stack's rows may be known.
-So no printed interval is narrower than what sources left out whole show, each predicted without any of its
-rows, and all counting alike (`by_source`): those of which other sources show the stack on their type of
-device, for machines where its runs are known, and the others for anywhere else. Of each row what counts is
-how far it lies from what the model admits by any host (predict/interval.py).
+where there is but one size. A user's run is of another publisher, none of whose rows may be known. So no
+printed interval is narrower than what sources left out whole show, each predicted without any of its rows,
+and all publishers counting alike (`by_source`): sources of which others show the stack on their type of
+device, for machines where its runs are known, and the other sources for anywhere else. Of each row what
+counts is how far it lies from what the model admits by any host (predict/interval.py).
 """
 
 import math
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from lowband.evidence.validation.published_recipes import CLUSTER, STACK
+from lowband.evidence.validation.published_recipes import CLUSTER, PUBLISHED_BESIDE, STACK
 
 LEVEL = 0.8
 RATIOS = ("ratio", "efficiency")  # quantities that say nothing of a time
@@ -35,7 +35,7 @@ def factor(errors: Iterable[float], level: float = LEVEL) -> float:
 
 
 def factor_elsewhere(rows: pd.DataFrame, level: float = LEVEL, by: str = "cluster") -> float:
-    """The factor from rows of several machines, or sources, each with the same weight; nan without rows."""
+    """The factor of rows of several machines, or publishers, each with the same weight; nan without rows."""
     weights = 1 / rows.groupby(by)["row"].transform("size")
     ordered = rows.assign(weight=weights / weights.sum()).sort_values("error")
     enough = ordered["error"][ordered["weight"].cumsum() >= level - 1e-9]
@@ -57,8 +57,9 @@ def left_out_whole(
 ) -> pd.DataFrame:
     """Rows of times of whole sources, with error: left out with their machine, or never fitted on.
 
-    evidence: `known` where other sources, of another machine if the machine was left out, show the stack on
-    the type of device; or `elsewhere`
+    publisher: the reported file, of which a source is the rows of one machine
+    evidence:  `known` where other sources, of another machine if the machine was left out, show the stack on
+               the type of device; or `elsewhere`
     """
     devices = validation.drop_duplicates("cluster").set_index("cluster")["device"]
     rows = rows_of_times(folds, held_out)
@@ -76,7 +77,11 @@ def left_out_whole(
         if source in without_machine:
             alike = alike[alike["cluster"] != of["cluster"].iloc[0]]
         evidence[source] = "known" if len(alike) else "elsewhere"
-    return found.assign(error=beyond(found), evidence=found["source"].map(evidence))
+    files = validation.drop_duplicates("source").set_index("source")["reported_in"]
+    publisher = (
+        found["source"].map(files).fillna(found["source"].map(PUBLISHED_BESIDE)).fillna(found["source"])
+    )
+    return found.assign(error=beyond(found), evidence=found["source"].map(evidence), publisher=publisher)
 
 
 def _of_recipes(published: pd.DataFrame) -> pd.DataFrame:
@@ -99,16 +104,19 @@ def beyond(rows: pd.DataFrame) -> pd.Series:
 def by_source(
     validation: pd.DataFrame, folds: pd.DataFrame, held_out: pd.DataFrame, published_recipes: pd.DataFrame
 ) -> pd.DataFrame:
-    """One row per source left out whole: the factor that the other sources of the same evidence give, and
-    the percentage of its rows inside. Then means over sources, with the factor of all of an evidence, and the
-    percentage of all rows."""
-    rows, parts, factors = left_out_whole(validation, folds, held_out, published_recipes), [], {}
-    for evidence, alike in rows.groupby("evidence", sort=False):
-        factors[evidence] = factor_elsewhere(alike, by="source")
-        for source, group in alike.groupby("source", sort=False):
-            given = factor_elsewhere(alike[alike["source"] != source], by="source")
-            parts.append(group.assign(factor=given, inside=100.0 * (np.exp(group["error"]) <= given)))
-    rows = pd.concat(parts)
+    """One row per source left out whole: the factor that other publishers' sources of the same evidence give,
+    and the percentage of its rows inside. Then means over sources, with the factor of all of an evidence, and
+    the percentage of all rows."""
+    rows = left_out_whole(validation, folds, held_out, published_recipes).sort_values(
+        "evidence", kind="stable"
+    )
+    factors, of_others = {}, {}
+    for evidence, alike in rows.groupby("evidence"):
+        factors[evidence] = factor_elsewhere(alike, by="publisher")
+        for (source, publisher), _ in alike.groupby(["source", "publisher"]):
+            of_others[source] = factor_elsewhere(alike[alike["publisher"] != publisher], by="publisher")
+    factor = rows["source"].map(of_others)
+    rows = rows.assign(factor=factor, inside=100.0 * (np.exp(rows["error"]) <= factor))
     shown = {"cluster": "first", "stack": "first", "evidence": "first", "row": "size", "factor": "first"}
     table = rows.groupby("source", sort=False).agg({**shown, "inside": "mean"}).reset_index()
     table = table.rename(columns={"row": "rows"})

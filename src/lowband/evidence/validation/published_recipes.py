@@ -32,6 +32,7 @@ from lowband.spec.config import Config
 
 REPORTED = "17_recipes.csv"
 CLUSTER, STACK = "eos-2024", "megatron-lm"
+PUBLISHED_BESIDE = {"NVIDIA/dgxc-benchmarking": "dgxc_nemo_h100.csv"}  # other rows of that repository
 PEAK_TFLOPS = 989.5  # of which arXiv 2504.14960 prints shares
 TOKENS = 10**12
 STAGES = {"nemotron-4-340b": (2, 4, 8), "qwen2-57b-a14b": (1, 7)}  # where interleaving is not printed
