@@ -98,7 +98,8 @@ def beyond(rows: pd.DataFrame) -> pd.Series:
         np.log(rows["published"] / predicted) * np.where(is_time, 1, -1)
         for predicted in (rows["predicted"], rows["slow_host"].fillna(rows["predicted"]))
     )
-    return np.maximum(np.maximum(-longer, by_host), 0)
+    found: pd.Series = np.maximum(np.maximum(-longer, by_host), 0)
+    return found
 
 
 def by_source(
