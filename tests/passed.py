@@ -19,7 +19,17 @@ LONG = (
     "tests/kernels/test_gpu_sequence.py::",
     "tests/kernels/test_kernels.py::",
 )
-FOLDERS = ("src/lowband/kernels", "src/lowband/bench", "tests/kernels", "tests/gpu")
+# With what `lowband gpu` runs; other benchmarks of that package have nothing to do with kernels.
+READ = (
+    "src/lowband/kernels/**/*",
+    "src/lowband/bench/kernels/**/*",
+    "src/lowband/bench/gpu/**/*",
+    "src/lowband/bench/compile.py",
+    "src/lowband/bench/mfu.py",
+    "src/lowband/bench/turns.py",
+    "tests/kernels/**/*",
+    "tests/gpu/**/*",
+)
 REASON = f"passed on these files of kernels (see {FILE}); --wide runs it"
 
 
@@ -29,7 +39,7 @@ def state(root: Path) -> dict[str, Any]:
     Of docs/kernels.md only the commands for a GPU, which one of them runs. Nothing if a file is missing or
     if another Triton is installed than the pinned one.
     """
-    inside = [path for folder in FOLDERS for path in (root / folder).rglob("*")]
+    inside = [path for pattern in READ for path in root.glob(pattern)]
     try:
         triton = metadata.version("triton")
         pinned = re.findall(r"^triton==(\S+)$", (root / "envs" / "constraints.txt").read_text(), re.MULTILINE)

@@ -54,6 +54,7 @@ def test_where_nothing_changed_what_passed_need_not_run(root: Path) -> None:
     assert passed(root) == {TEST}
     change("docs/kernels.md", "Other text.\n```\nexport PYTHONPATH=src\nfirst\n```\n")(root)
     change("src/lowband/kernels/a_triton.pyc", "bytecode")(root)
+    change("src/lowband/bench/predictor.py", "e = 1\n")(root)
     assert passed(root) == {TEST}
 
 
@@ -61,7 +62,10 @@ def test_where_nothing_changed_what_passed_need_not_run(root: Path) -> None:
     "what",
     [
         *(change(name, "changed\n") for name in (KERNEL, "src/lowband/kernels/softmax_cpu.c")),
-        *(change(f"{folder}/new.py", "") for folder in ("src/lowband/bench", "tests/kernels", "tests/gpu")),
+        *(
+            change(f"{folder}/new.py", "")
+            for folder in ("src/lowband/bench/gpu", "tests/kernels", "tests/gpu")
+        ),
         change("docs/kernels.md", "```\nexport PYTHONPATH=src\nsecond\n```\n"),
         change("results/reference/kernels/compiled.csv", "changed\n"),
         change("envs/constraints.txt", "torch==2.13.0\ntriton==3.8.0\n"),
