@@ -25,6 +25,7 @@ def root(tmp_path: Path) -> Path:
         KERNEL: "a = 1\n",
         "src/lowband/kernels/softmax_cpu.c": "int a;\n",
         "src/lowband/bench/kernels/main.py": "b = 1\n",
+        "src/lowband/bench/gpu/main.py": "b = 2\n",
         "tests/kernels/cases/softmax.py": "c = 1\n",
         "tests/gpu/test_kernels_gpu.py": "d = 1\n",
         "results/reference/kernels/compiled.csv": "kernel\n",
