@@ -14,12 +14,13 @@ from typing import Any
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import Num
 from lowband.cost.stages import Course, most_summed, parts_of
+from lowband.cost.stages_step import listed
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import Action
-from lowband.spec.schedules import Name, lists
+from lowband.spec.schedules import Name
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _places(
 def _on_ranks(
     name: Name, ranks: int, micro_batches: int, chunks: int, of_stage: tuple[int, ...]
 ) -> list[tuple[Course, tuple[tuple[int, int], ...]]]:
-    of_ranks = lists(name, ranks, micro_batches, chunks)
+    of_ranks = listed(name, ranks, micro_batches, chunks)
     return [(Course.of(actions), _held(actions, of_stage)) for actions in of_ranks]
 
 
