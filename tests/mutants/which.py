@@ -235,6 +235,7 @@ _TESTS = {
     "spec/config": [f"{UNIT}{of}.py" for of in ("suites", "built_in", "stacks", "command_line")],
     "spec/exchange": [f"{UNIT}counterparts.py"],
     "spec/huggingface": [f"{UNIT}huggingface.py"],
+    "spec/columns": [f"{UNIT}columns.py"],
     "spec/plain_data": [f"{UNIT}plain_data.py"],
     "spec/tiers": _dist("tiers", "closed_forms"),
     "spec/offload": _dist("offload", "late"),

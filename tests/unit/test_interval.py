@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from lowband.evidence.validation.intervals import MEMORY, calibrated_factors
 from lowband.predict.interval import ELSEWHERE, KNOWN, LAUNCH_US, step_interval
 from lowband.predict.request import setting
+from lowband.predict.room import MEMORY_ERROR
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.csv_tables import read_table
@@ -34,6 +36,16 @@ def test_an_interval_is_as_wide_as_other_sources_show() -> None:
     wider = job.stack.model_copy(update={"error_factor": Fact(value=1.2, source="made up")})
     assert ends(replace(job, stack=wider)) == pytest.approx((1.2, 1.2))
     assert min(ends(replace(job, stack=job.stack.model_copy(update={"error_factor": None})))) >= ELSEWHERE
+
+
+def test_room_is_as_sure_as_the_rows_of_the_one_publisher_of_peaks() -> None:
+    """With three of them publishers can be left out whole, as of step times."""
+    shipped = REFERENCE / "predicted"
+    factors = calibrated_factors(read_table(shipped / "folds.csv"), read_table(shipped / "held_out.csv"))
+    of_memory = {key: value for key, value in factors.items() if key[-1] == "memory"}
+    assert of_memory == {("dgx-h100", "fsdp2", "memory"): pytest.approx(MEMORY_ERROR, abs=5e-4)}
+    rows = read_table(shipped / "validation.csv")
+    assert set(rows["reported_in"][rows["quantity"] == MEMORY]) == {"torchtitan.csv"}
 
 
 def test_a_host_of_which_nothing_is_known_may_be_slow() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lowband.cost.numbers import GIB
-from lowband.predict.footprint import memory_items, most_held, of_passes, peak_bytes
+from lowband.predict.footprint import kept, memory_items, most_held, of_passes, peak_bytes
 from lowband.predict.place import places
 from lowband.predict.request import setting
 from lowband.predict.search.bounded import Search
@@ -192,7 +192,7 @@ def test_each_rank_of_uneven_stages_holds_no_less_than_the_least(small: Small) -
             continue
         shape, points = base.points()
         for i, one in enumerate(points):
-            held = [float(of_passes(one, place)["activations"]) for place in places(one)]
+            held = [float(of_passes(one, place, kept(one))["activations"]) for place in places(one)]
             assert np.all(np.reshape(Peaks()._held(base), (len(held), *shape))[:, i] <= held)
 
 

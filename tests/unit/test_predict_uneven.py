@@ -11,11 +11,12 @@ from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.stages import parts
 from lowband.errors import UserError
-from lowband.predict.footprint import memory_items, peak_bytes
+from lowband.predict.footprint import items_at, kept, memory_items, of_passes, peak_bytes
+from lowband.predict.place import fullest, places, unlike
 from lowband.predict.prediction import predict
 from lowband.predict.search.degrees import axes_to_try
 from lowband.predict.search.plan import plan
-from lowband.predict.time import step_time
+from lowband.predict.time import _at, _of_blocks, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import InStages, Ways
 from lowband.spec.run import RunSpec
@@ -182,6 +183,29 @@ def test_memory_is_that_of_the_fullest_rank(
     assert {kind: float(items[kind]) for kind in expected[0]} in expected
     peaks = [float(peak_bytes({**items, **of_rank}, one.keeps_grads)) for of_rank in expected]
     assert float(peak_bytes(items, one.keeps_grads)) == max(peaks)
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "zero1", "zero3", "zero3-host"])
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-v", 2), ("1f1b", 2), ("zb-h1", 1)])
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(1, 64), (16, 9)])
+def test_no_place_that_is_left_out_takes_longer_or_holds_more(
+    scheme: str, schedule: Schedule, chunks: int, micro_batch: int, accumulation: int
+) -> None:
+    """Down a V each rank gathers more often, and holds more, than the one before it: few can be the one."""
+    layers = (4, *[5] * 7) if chunks == 1 else (*[3] * 7, *[2] * 9)
+    axes = Ways(pipeline=8, chunks=chunks, schedule=schedule, layers=layers)
+    model = MODEL.model_copy(update={"layers": 39})
+    one = Workload(
+        ALIKE, OURS, model, CONFIG.scheme(scheme), 16, micro_batch, 32, accumulation, axes=axes
+    )  # fmt: skip
+    of_blocks, here, every = _of_blocks(one, "value"), kept(one), places(one)
+    steps = [float(_at(place, one, "value", of_blocks).total) for place in every]
+    of_places = [items_at(one, place, of_passes(one, place, here)) for place in every]
+    assert float(step_time(one).total) == max(steps)
+    held = float(peak_bytes(memory_items(one), one.keeps_grads))
+    assert held == max(float(peak_bytes(items, one.keeps_grads)) for items in of_places)
+    assert len(unlike(one)) < len(every) == 8
+    assert schedule != "zb-v" or len(fullest(one)) < len(every)
 
 
 def test_a_grid_is_its_points() -> None:

@@ -79,7 +79,8 @@ class Course:
             gathered.add((None if set(kinds) == {"weight"} else stage, ahead))
             first = kinds[-1]  # of the visit, whose first gather starts in the one before
             ahead = None if first == "weight" else (stage, 0 if first == "forward" else -1)
-        at_once = frozenset(map(frozenset, summing(actions)))
+        found = {id(at_once): at_once for at_once in summing(actions)}  # of most actions the same one
+        at_once = frozenset(map(frozenset, found.values()))
         return cls(visits(actions), at_once, frozenset(gathered), actions[-1].stage)
 
 
@@ -104,33 +105,31 @@ def parts_of(
     """
     apart = experts_apart(model, expert)
     modules, last = stage_modules(model, blocks), len(blocks) - 1
-    known: dict[tuple[str, ...], int] = {}  # blocks have the same ones
+    known: dict[tuple[str, bool], int] = {}
 
-    def numel(names: Sequence[str]) -> int:
-        key = tuple(names)
+    def numel(module: str, is_tied: bool) -> int:
+        """Of a module but for experts apart and, where it is tied, the embedding, which is in the root."""
+        is_block = module.startswith("blocks.")  # blocks are alike
+        key = "blocks." if is_block else module, is_tied
         if key not in known:
-            known[key] = _numel(model, levels, tensor, names)
+            names = [*model.block_shapes()] if is_block else _names(model, module)
+            out = {*apart, *(["embed.weight"] if is_tied else [])}
+            known[key] = _numel(model, levels, tensor, [name for name in names if name not in out])
         return known[key]
 
-    of_block = list(model.block_shapes())
-    of_module = {
-        name: of_block if name.startswith("blocks.") else _names(model, name)
-        for name in dict.fromkeys(name for stage in modules for name in stage)
-    }
+    tied = _numel(model, levels, tensor, ["embed.weight"]) if model.tied_head else 0
     found = []
     for course in courses:
         often = course.visits
-        root = ["embed.weight"] if model.tied_head and {0, last} & often.keys() else []
-        whole, together = numel(root), dict[int, list[int]]()
+        is_tied = model.tied_head and bool({0, last} & often.keys())
+        whole, together = tied if is_tied else 0, dict[int, list[int]]()
         numels, gathers, mixed = [whole], [(1, 0)], [(1, 0)]
         for stage, times in sorted(often.items()):
-            out = {*root, *apart}
-            named = [[n for n in of_module[module] if n not in out] for module in modules[stage]]
-            units = [numel(names) for names in named]
+            units = [numel(module, is_tied) for module in modules[stage]]
             beside = [of_experts if module.startswith("blocks.") else 0 for module in modules[stage]]
             together[stage] = [a + b for a, b in zip(units, beside, strict=True)]
             numels += filter(None, units)
-            gathers += [times for names in named if names]
+            gathers += [times for unit in units if unit]
             mixed += [times for numel in beside if numel]
         gathered = whole + _most_gathered(course, together)
         summed = whole + max(sum(sum(together[stage]) for stage in at_once) for at_once in course.summing)

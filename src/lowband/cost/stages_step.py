@@ -8,9 +8,11 @@ that each trip of p of them through all ranks and back waits for 2 (p - 1) messa
 """
 
 from array import array
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
 
+from lowband.spec.schedule import Kind
 from lowband.spec.schedules import SCHEDULES, Name, lists
 
 # Micro-batches per rank beyond which a pipeline is in its steady state: if ranks divide them, and if not; and
@@ -18,7 +20,7 @@ from lowband.spec.schedules import SCHEDULES, Name, lists
 FILLED, FILLED_UNEVENLY, FILLED_LATER = 4, 6, 2
 
 OfStage = tuple[float, float, float]  # seconds of a forward, and of a backward's input and weight part
-KINDS = ("forward", "input", "weight", "backward")
+KINDS: tuple[Kind, ...] = ("forward", "input", "weight", "backward")
 
 
 @lru_cache(maxsize=2**14)  # a search asks for the same ones under every placement
@@ -80,6 +82,9 @@ def simulated_s(
     return max(ends)
 
 
+listed = lru_cache(maxsize=16)(lists)  # a job's peak and its time are of the same lists
+
+
 @lru_cache(maxsize=256)
 def _order(name: Name, ranks: int, micro_batches: int, stages: int) -> "tuple[array[int], ...]":
     """A schedule's actions, each after what it needs: its rank; its place among the stages' seconds; the
@@ -89,27 +94,45 @@ def _order(name: Name, ranks: int, micro_batches: int, stages: int) -> "tuple[ar
     `spec.schedule.walk` finds the same order; a search over thousands of pipelines needs it in a fraction of
     that time.
     """
-    schedule = lists(name, ranks, micro_batches, stages // ranks)
+    schedule = listed(name, ranks, micro_batches, stages // ranks)
     rank_of = {action.stage: rank for rank, of_rank in enumerate(schedule) for action in of_rank}
+    taken = {
+        (kind, stage): _taken(kind, stage, rank_of, micro_batches) for kind in KINDS for stage in rank_of
+    }
     found = of_ranks, whiches, needs, behinds = array("i"), array("i"), array("i"), array("i")
     actions, at = sum(map(len, schedule)), [0] * ranks
-    done = dict[tuple[bool, int, int], int]()  # of a forward, stage, micro-batch: its action
+    done = [-1] * (2 * stages * micro_batches)
     while len(of_ranks) < actions:
         for rank, of_rank in enumerate(schedule):
             for kind, stage, i in islice(of_rank, at[rank], None):
-                ahead, need, behind = kind == "forward", -1, -1
-                before, after = (stage - 1, stage + 1) if ahead else (stage + 1, stage - 1)
-                if kind != "weight":
-                    if rank_of.get(before, rank) != rank:
-                        need = done.get((ahead, before, i), -1)
-                        if need < 0:
-                            break
-                    if rank_of.get(after, rank) != rank:
-                        behind = min(stage, after)
-                    done[ahead, stage, i] = len(of_ranks)
+                which, source, own, behind = taken[kind, stage]
+                need = -1
+                if source >= 0:
+                    need = done[source + i]
+                    if need < 0:
+                        break
+                if own >= 0:
+                    done[own + i] = len(of_ranks)
                 of_ranks.append(rank)
-                whiches.append(4 * stage + KINDS.index(kind))
+                whiches.append(which)
                 needs.append(need)
                 behinds.append(behind)
                 at[rank] += 1
     return found
+
+
+def _taken(
+    kind: Kind, stage: int, rank_of: Mapping[int, int], micro_batches: int
+) -> tuple[int, int, int, int]:
+    """Of a kind of action of a stage, of every micro-batch: its place among the stages' seconds; where among
+    the results, which lie by direction, stage and micro-batch, those that it takes from another rank begin,
+    and where its own; and behind which stage these leave for another rank. -1: none."""
+    which = 4 * stage + KINDS.index(kind)
+    if kind == "weight":
+        return which, -1, -1, -1
+    here, step = rank_of[stage], 1 if kind == "forward" else -1
+    before, after = stage - step, stage + step
+    first = 0 if kind == "forward" else len(rank_of)
+    source = (first + before) * micro_batches if rank_of.get(before, here) != here else -1
+    behind = min(stage, after) if rank_of.get(after, here) != here else -1
+    return which, source, (first + stage) * micro_batches, behind

@@ -62,14 +62,15 @@ def memory_items(job: Workload) -> dict[str, Num]:
     """
     if not job.axes.is_uneven:
         place = alike(job)
-        return items_at(job, place, of_passes(job, place))
+        return items_at(job, place, of_passes(job, place, kept(job)))
     shape, points = job.points()
     return stacked(shape, [_fullest(one) for one in points])
 
 
 def _fullest(job: Workload) -> dict[str, Num]:
     """Of uneven stages, those of the place that needs most. job: one point"""
-    of_places = (items_at(job, place, of_passes(job, place)) for place in fullest(job))
+    here = kept(job)
+    of_places = (items_at(job, place, of_passes(job, place, here)) for place in fullest(job))
     return max(of_places, key=lambda items: float(peak_bytes(items, job.keeps_grads)))
 
 
@@ -87,9 +88,9 @@ def items_at(job: Workload, place: Place, of_passes: Mapping[str, Num]) -> dict[
     return moved(job, place, items)
 
 
-def of_passes(job: Workload, place: Place) -> dict[str, Num]:
-    """What forwards and backwards hold, wherever states lie."""
-    items, axes, here = dict[str, Num](), job.axes, kept(job)
+def of_passes(job: Workload, place: Place, here: Kept) -> dict[str, Num]:
+    """What forwards and backwards hold, wherever states lie. here: of activations, as `kept` has it"""
+    items, axes = dict[str, Num](), job.axes
     tokens = job.micro_batch * job.own_tokens
     items["activations"] = (
         _apart(place, tokens, here) if place.held else held_alike(job, place.blocks, tokens, here)
@@ -264,7 +265,8 @@ def most_held(name: Name, ranks: int, chunks: int, many: int | None = None) -> l
     """
     count = FILLED * ranks if many is None else many
     lists = [SCHEDULES[name].of_rank(rank, ranks, count, chunks) for rank in range(ranks)]
-    return [(held / chunks, late / chunks) for held, late in zip(peak(lists), owed(lists), strict=True)]
+    late = owed(lists) if SCHEDULES[name].splits else [0] * ranks
+    return [(held / chunks, waiting / chunks) for held, waiting in zip(peak(lists), late, strict=True)]
 
 
 def _start_bytes(job: Workload, place: Place) -> float:

@@ -92,8 +92,12 @@ class Given:
     @property
     def placed(self) -> Beyond | None:
         """The states beyond the device, by the scheme and by `beyond`; None: all are on it."""
-        is_given = not self.scheme.tiers and (self.beyond is None or self.beyond.offload is None)
+        is_given = not self._of_scheme and (self.beyond is None or self.beyond.offload is None)
         return self.beyond if is_given else self._of_both
+
+    @cached_property
+    def _of_scheme(self) -> tuple[TierName, ...]:
+        return self.scheme.tiers
 
     @cached_property
     def _of_both(self) -> Beyond:

@@ -5,20 +5,22 @@ first rank does, and computes the head, as the last one does. Of uneven stages e
 own: a step takes as long as at the place where it is longest, and needs memory as where it needs most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import Num
 from lowband.cost.stages import Course, most_summed, parts_of
+from lowband.cost.stages_step import listed
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.schedule import Action
-from lowband.spec.schedules import Name, lists
+from lowband.spec.schedules import Name
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,19 @@ def places(job: Workload) -> tuple[Place, ...]:
 
 
 def unlike(job: Workload) -> list[Place]:
-    """Of uneven stages, one place for each time that a step can take at one. job: one point"""
+    """Of uneven stages, the places at which a step can be longest: of those that differ in how often they
+    gather alone, none gathers as often as another. job: one point"""
     key = job.model, job.levels, job.levels_alike, job.axes, int(job.accumulation)
     return _unlike(*key)
 
 
 @cache
 def _unlike(*key: Any) -> list[Place]:
-    found = {(p.blocks, p.last, p.numels[0], p.gathers, p.heads): p for p in _places(*key)}
-    return list(found.values())
+    found: dict[tuple[int, ...], list[Place]] = {}
+    for place in _places(*key):
+        but_for_gathers = place.blocks, place.last, place.numels[0], place.heads
+        found[but_for_gathers] = _with(place, found.get(but_for_gathers, []), _gathers_as_often)
+    return list(chain.from_iterable(found.values()))
 
 
 def fullest(job: Workload) -> list[Place]:
@@ -95,9 +101,19 @@ def fullest(job: Workload) -> list[Place]:
 def _fullest(*key: Any) -> list[Place]:
     found = list[Place]()
     for place in sorted(_places(*key), key=lambda one: one.blocks, reverse=True):
-        if not any(_has_as_much(other, place) for other in found):
-            found.append(place)
+        found = _with(place, found, _has_as_much)
     return found
+
+
+def _with(place: Place, found: list[Place], is_above: Callable[[Place, Place], bool]) -> list[Place]:
+    """Places of which none is above another, with one more; of equal ones the first."""
+    if any(is_above(other, place) for other in found):
+        return found
+    return [*(other for other in found if not is_above(place, other)), place]
+
+
+def _gathers_as_often(one: Place, other: Place) -> bool:
+    return all(a >= b for a, b in zip(one.gathers, other.gathers, strict=True))
 
 
 def _has_as_much(one: Place, other: Place) -> bool:
@@ -149,7 +165,7 @@ def _places(
 def _on_ranks(
     name: Name, ranks: int, micro_batches: int, chunks: int, of_stage: tuple[int, ...]
 ) -> list[tuple[Course, tuple[tuple[int, int], ...]]]:
-    of_ranks = lists(name, ranks, micro_batches, chunks)
+    of_ranks = listed(name, ranks, micro_batches, chunks)
     return [(Course.of(actions), _held(actions, of_stage)) for actions in of_ranks]
 
 

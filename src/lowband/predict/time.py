@@ -89,19 +89,25 @@ class StepTime:
     lane: dict[str, Num]
 
 
-def step_time(job: Workload, case: Case = "value") -> StepTime:
-    """Time of one optimizer step of `job`, with every constant taken at `case`."""
+def step_time(job: Workload, case: Case = "value", known: "Known | None" = None) -> StepTime:
+    """Time of one optimizer step of `job`, with every constant taken at `case`.
+
+    known: of blocks, by jobs that differ in scheme and micro-batches alone, and the case not at all
+    """
     if not job.axes.is_uneven:
         return _at(alike(job), job, case, _of_blocks(job, case))
     shape, points = job.points()
-    found = [_longest(one, case) for one in points]
+    found = [_longest(one, case, {} if known is None else known) for one in points]
     items, lane = (stacked(shape, [getattr(step, name) for step in found]) for name in ("items", "lane"))
     return StepTime(total(items, items), items, lane)
 
 
-def _longest(job: Workload, case: Case) -> StepTime:
+def _longest(job: Workload, case: Case, known: "Known") -> StepTime:
     """Of uneven stages, at the place where a step is longest. job: one point"""
-    of_blocks = _of_blocks(job, case)
+    key = float(job.micro_batch), _is_hooked(job), float(_weight_casts(job))
+    if key not in known:
+        known[key] = _of_blocks(job, case)
+    of_blocks = known[key]
     return max(
         (_at(place, job, case, of_blocks) for place in unlike(job)), key=lambda step: float(step.total)
     )
@@ -131,6 +137,10 @@ class _OfBlocks:
     along: Waits
     stash: Num
     fetch: Num
+
+
+# By micro-batch, whether hooks take time, and how often weights are cast.
+Known = dict[tuple[float, bool, float], _OfBlocks]
 
 
 def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
@@ -287,9 +297,13 @@ def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case
     hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
     on_device = join(computed_s, tp_s, hidden)
     launch = seconds(job.stack.launch_us, case)
-    hooks = job.scheme.grads != SELF  # where every rank has whole gradients, nothing hooks a unit
-    wait = passes * seconds(job.stack.unit_us, case) if hooks else 0.0
+    wait = passes * seconds(job.stack.unit_us, case) if _is_hooked(job) else 0.0
     return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
+
+
+def _is_hooked(job: Workload) -> bool:
+    """Whether something hooks a unit: nothing where every rank has whole gradients."""
+    return job.scheme.grads != SELF
 
 
 def ends_s(job: Workload, case: Case = "value") -> Num:

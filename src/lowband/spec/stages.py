@@ -63,8 +63,8 @@ def summing(actions: Sequence[Action]) -> list[set[int]]:
     They are from a stage's first backward until its last weights have their gradients, when they are reduced
     (engine.parallel.executor).
     """
-    first = {a.stage: k for k, a in reversed([*enumerate(actions)]) if "input" in a.parts}
-    last = {a.stage: k for k, a in enumerate(actions) if "weight" in a.parts}
+    first = {a.stage: k for k, a in reversed([*enumerate(actions)]) if a.kind in ("input", "backward")}
+    last = {a.stage: k for k, a in enumerate(actions) if a.kind in ("weight", "backward")}
     starts, ends = ({k: s for s, k in of_stage.items()} for of_stage in (first, last))
     found, now = list[set[int]](), set[int]()
     for k in range(len(actions)):

@@ -18,6 +18,7 @@ from lowband.evidence.report.claim_views import (
 )
 from lowband.evidence.tables.build import read_source
 from lowband.spec.benchmarks import RULES
+from lowband.spec.columns import aligned
 from lowband.spec.csv_tables import read_table
 
 WIDTH = 100  # columns of the screen
@@ -62,18 +63,13 @@ def summary(claims_csv: Path, tables_dir: Path, figures_dir: Path | None, root: 
             f"Not run: {int((claims['verdict'] == 'not run').sum())} of {len(claims)} claims "
             "(why: column `why` of claims.csv)",
             "",
-            *_aligned([list(kinds.columns), *kinds.to_numpy().tolist()]),
+            *aligned([list(kinds.columns), *kinds.to_numpy().tolist()]),
             "",
             f"Claims in full:  {claims_csv}",
             f"Tables:          {tables_dir}",
             *drawn,
         ]
     )
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _box_links(runs: pd.DataFrame) -> list[tuple[str, str]]:

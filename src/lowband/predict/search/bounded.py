@@ -24,7 +24,7 @@ from lowband.predict.search.parts import are_free, chosen_parts
 from lowband.predict.search.peaks import Peaks, capacity
 from lowband.predict.search.placements import Table, placement, table
 from lowband.predict.search.software import Software
-from lowband.predict.time import step_time
+from lowband.predict.time import Known, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
 
@@ -109,9 +109,9 @@ class Search:
         if not some.any():
             return
         base, which = _some(base, some), which[:, some]
-        peaks = self._peaks.under(base, of_base)
+        (peak, short), known = self._peaks.under(base, of_base), Known()
         for i, scheme in enumerate(of_base.schemes):
-            self._predict(base, scheme, which[i], *(each[i] for each in peaks))
+            self._predict(base, scheme, which[i], peak[i], short[i], known)
 
     def _predict_near(self, base: Workload, bound: Floor) -> None:
         """Those of a job's candidates that may be near what has been found: what is soon known first."""
@@ -137,9 +137,10 @@ class Search:
         base, fits, peak, short = _some(base, some), near[:, some], peak[:, some], short[:, some]
         least, near = self._near(base, of_base, floor(base))
         near &= fits
+        known = Known()
         for i in np.flatnonzero(near.any(axis=1)):
             which = near[i] & (least[i] <= self._most(of_base.placed[i]))
-            self._predict(base, of_base.schemes[i], which, peak[i], short[i])
+            self._predict(base, of_base.schemes[i], which, peak[i], short[i], known)
 
     def _or_all(self, which: Bools) -> Bools:
         """A whole search leaves out nothing."""
@@ -203,8 +204,10 @@ class Search:
         """Of a job's candidates."""
         return int(np.count_nonzero(self._takes(base, self._table(base))))
 
-    def _predict(self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats) -> None:
-        """which: of its micro-batches"""
+    def _predict(
+        self, base: Workload, scheme: Scheme, which: Bools, peak: Floats, short: Floats, known: Known
+    ) -> None:
+        """which: of its micro-batches; known: as `step_time` has it"""
         if not which.any():
             return
         micro_batch, accumulation = (
@@ -218,7 +221,7 @@ class Search:
         time, fits = np.full(np.shape(peak), np.inf), short == 0
         if fits.any():
             of_those = {"micro_batch": micro_batch[fits], "accumulation": accumulation[fits]}
-            time[fits] = step_time(job.varied(**of_those)).total
+            time[fits] = step_time(job.varied(**of_those), known=known).total
             self._note(placement(scheme), time, fits, surely(job.machine, peak) <= capacity(job.machine))
         for b, a, t, s, p in np.broadcast(job.micro_batch, job.accumulation, time, short, peak):
             knobs = knobs_of(job, micro_batch=int(b))

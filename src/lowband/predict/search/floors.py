@@ -41,8 +41,10 @@ class Floor:
     """Of each micro-batch of a job.
 
     least: seconds of a step under any scheme
-    busy:  no less than those that a rank computes in the mean, with what blocks wait for: behind these
-           collectives of sharding can hide
+    busy:  no less than `least` has of what a rank computes in the mean, with what blocks wait for: behind
+           these collectives of sharding can hide. `Bounds` leaves a head and copies of activations out of
+           both, `floor` only where stages differ: what neither has takes as long as it hides at least, so
+           the sum stays below a step
     """
 
     least: NDArray[np.float64]

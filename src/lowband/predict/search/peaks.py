@@ -56,7 +56,7 @@ class Peaks:
 
     def _held(self, base: Workload) -> Floats:
         """Bytes that activations take at least, by rank of uneven stages, else of the one that holds most."""
-        kept = in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
+        kept = self._kept_of(base)
         tokens = base.micro_batch * base.own_tokens * (1 - ROUNDING)
         if base.axes.is_uneven:
             return np.asarray(tokens * _held_by_ranks(base, kept))
@@ -88,8 +88,9 @@ class Peaks:
     def _at(self, job: Workload, places: Sequence[Place], of_base: Table) -> tuple[Floats, Floats]:
         """The same by placement of states, of the place that needs most."""
         peak, short = np.zeros((2, len(of_base.states), np.size(job.micro_batch)))
+        kept = self._kept_of(job)
         for place in places:
-            items = of_passes(job, place) | self._of_states(job, place, of_base)
+            items = of_passes(job, place, kept) | self._of_states(job, place, of_base)
             here = peak_bytes(items, job.keeps_grads)
             too_many = np.maximum(short_by(job, items), here - capacity(job.machine))
             short = np.where(here > peak, too_many, short)
@@ -111,6 +112,9 @@ class Peaks:
             found = [items_at(one.varied(scheme=scheme), place, {}) for scheme in of_base.states]
             self._states[key] = stacked((len(found), 1), found)
         return self._states[key]
+
+    def _kept_of(self, base: Workload) -> Kept:
+        return in_mean(base, self._kept_with(base, base.recompute), self._kept_with(base, "none"))
 
     def _kept_with(self, base: Workload, recompute: Recompute) -> Kept:
         key = between(base.axes), recompute

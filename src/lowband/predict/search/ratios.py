@@ -15,6 +15,7 @@ from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload, workload_of
+from lowband.spec.columns import aligned
 from lowband.spec.peers import PEER_NAMES
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import Stack
@@ -181,9 +182,8 @@ def _table(cells: Sequence[Ratio]) -> list[str]:
         ]
         for row in cells
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     title = f"{first.scheme} on {first.ranks} ranks, throughput over that of: predicted for {first.claim}"
-    return [title, *("  ".join(map(str.ljust, line, widths)).rstrip() for line in [head, *body])]
+    return [title, *aligned([head, *body])]
 
 
 def condition(row: Ratio) -> str:

@@ -9,6 +9,7 @@ from lowband.predict.search.advice import Advisor, Change, Key, answer, placed_s
 from lowband.predict.show.point_text import fits
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
+from lowband.spec.columns import aligned
 from lowband.spec.scheme import Scheme
 
 HEADINGS = {
@@ -54,13 +55,9 @@ def text(found: dict[str, Any]) -> str:
         f"              of a step: {found['of_a_step']}", "",
         found["heading"],
     ]  # fmt: skip
-    columns = [[heading, *(one[key] for one in found["changes"])] for key, heading in HEADINGS.items()]
-    widths = [max(map(len, column)) for column in columns]
     if found["changes"]:
-        lines += [
-            "  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in zip(*columns, strict=True)
-        ]
+        changes = ([one[key] for key in HEADINGS] for one in found["changes"])
+        lines += [f"  {line}" for line in aligned([[*HEADINGS.values()], *changes])]
     if found["ranks_that_fit"]:
         lines.append(f"  it fits unchanged on {found['ranks_that_fit']} GPUs")
     return "\n".join(

@@ -5,6 +5,7 @@ from typing import Any
 
 from lowband.cost.numbers import GIB
 from lowband.predict.show.point_text import constant_lines, fits, no_evidence
+from lowband.spec.columns import aligned
 
 # Heading -> the cell of a record, for a table of several.
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -36,10 +37,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     first = rows[0]
     capacity = "" if first["capacity_bytes"] is None else f", {first['capacity_bytes'] / GIB:g} GiB a rank"
     left_out = _left_out(rows)
-    cells = [
-        [heading, *(cell(row) for row in rows)]
-        for heading, cell in _COLUMNS.items() if heading not in left_out
-    ]  # fmt: skip
+    columns = {heading: cell for heading, cell in _COLUMNS.items() if heading not in left_out}
+    cells = [[*columns], *([cell(row) for cell in columns.values()] for row in rows)]
     title = f"predicted on {first['cluster']}, stack {first['stack']}{capacity}"
     short = sum(row["fits"] is False for row in rows)
     title += f"; {short} of {len(rows)} do not fit" if short else ""
@@ -54,15 +53,6 @@ def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
         name for key, names in columns.items() if not any(key in row for row in rows) for name in names
     ]
     return left_out if any("copies" in row.get("experts", {}) for row in rows) else [*left_out, "copies"]
-
-
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, headings first, as lines."""
-    widths = [max(map(len, column)) for column in cells]
-    return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in zip(*cells, strict=True)
-    ]
 
 
 def _cp(row: dict[str, Any]) -> int:
@@ -87,5 +77,4 @@ def _best_ways(rows: Sequence[dict[str, Any]]) -> list[str]:
         lines.append([*job, ways[0], f"{best['step_time_s']:.4g}", f"{ways[1]} {slower}{room}"])
     if not lines:
         return []
-    columns = zip([*names, "best way", "step (s)", "next"], *lines, strict=True)
-    return [*aligned([list(column) for column in columns]), ""]
+    return [*aligned([[*names, "best way", "step (s)", "next"], *lines]), ""]

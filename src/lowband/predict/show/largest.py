@@ -4,8 +4,8 @@ from typing import Any
 
 from lowband.cost.numbers import GIB
 from lowband.predict.search.largest import Largest
-from lowband.predict.show.grid_text import aligned
 from lowband.predict.workload import Workload
+from lowband.spec.columns import aligned
 
 
 def record(found: Largest) -> dict[str, Any]:
@@ -55,4 +55,4 @@ def text(job: Workload, rows: list[dict[str, Any]]) -> str:
                 *(f"{row[key]:g}" if key in row else "" for key in ("tier_share", "tier_stride")),
             ]
         )  # fmt: skip
-    return "\n".join([title, "", *aligned([list(column) for column in zip(*cells, strict=True)])])
+    return "\n".join([title, "", *aligned(cells)])
