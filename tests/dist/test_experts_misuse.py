@@ -91,6 +91,12 @@ def of_ones_own() -> None:
     spread(model)
 
 
+def with_a_hook() -> None:
+    model = model_of()
+    model[1].mixture.experts.up.register_hook(lambda gradient: gradient / 2)
+    spread(model)
+
+
 def in_parts_beside_copies() -> None:
     axes = lowband.Axes(expert=2, copies=1, route_parts=2)
     lowband.spread_experts(model_of(), lowband.Topology({}, axes))
@@ -159,6 +165,7 @@ REFUSED = {
     without_experts: "no layer of experts (allowed: MixtureOfExperts)",
     not_divided: "'1.mixture': 3 experts cannot be divided over expert 2",
     of_ones_own: "'1.mixture.experts.0.weight' has shape [8, 8] (allowed: [4, ...]",
+    with_a_hook: "a hook on '1.mixture.experts.up' would not run any more (allowed: hooks on modules; p.grad",
     in_parts_beside_copies: "experts: route_parts 2 beside copies 1 (allowed: 1; with expert 2 or more and c",
     in_parts_on_a_rank: "experts: route_parts 2 beside expert 1 (allowed: 1; with expert 2 or more and copi",
     on_another_topology: "over the axis of another Topology (allowed: one Topology",

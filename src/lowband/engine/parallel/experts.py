@@ -24,6 +24,7 @@ from lowband.engine.parallel.routing import Router, balance
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.changes import check_no_hooks
 from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.slice_of import SliceOf, is_of_expert, is_partial, mark_partial
 from lowband.errors import UserError
@@ -158,6 +159,7 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
             what = f"copies {topology.axes.copies} of experts of type {type(layer.experts).__name__}"
             raise UserError(what, where=f"'{name}'", allowed="copies 0")
         for inner, parameter in layer.experts.named_parameters():
+            check_no_hooks(f"{name}.experts.{inner}", parameter, "spread_experts")
             if parameter.shape[:1] != (experts,):
                 what = f"'{name}.experts.{inner}' has shape {list(parameter.shape)}"
                 raise UserError(

@@ -20,6 +20,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.changes import check_no_hooks
 from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial
@@ -54,6 +55,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     _check_ways(module, ways)
     if len(axis.ranks) == 1:
         return module
+    _check_replaced(module, rules, ways)
     mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
     cutter = _Cutter(Along(axis, sequence_parallel), sequence_parallel)
     for name, child in [*module.named_modules()]:
@@ -170,6 +172,35 @@ def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]]) -> Non
         if len(ways[parameter]) > 1:
             what = f"'{name}' has several places, and the plan does not treat it alike in them"
             raise UserError(what, where=type(module).__name__, allowed="rules that cut all places in one way")
+
+
+def _check_replaced(
+    module: nn.Module, rules: Mapping[nn.Module, Rule], ways: Mapping[nn.Parameter, set[Way]]
+) -> None:
+    """Of parameters that become slices.
+
+    A layer's weight may be computed from other parameters and from buffers, as spectral_norm, weight_norm and
+    pruning do by hooks. Their slices give the slice of the weight only where each of its rows, or columns, is
+    computed alone; buffers are not cut.
+    """
+    for name, parameter in module.named_parameters():
+        if any(isinstance(way, tuple) for way in ways[parameter]):
+            check_no_hooks(name, parameter, type(module).__name__)
+    for name, child in module.named_modules():
+        rule = rules.get(child)
+        kind = CUT.get(type(rule).__name__, {}).get(type(child))
+        if kind is None or not kind.divided:
+            continue
+        dim, size = DIVIDED[type(rule)], getattr(child, kind.divided)
+        own, buffers = child.named_parameters(recurse=False), child.named_buffers(recurse=False)
+        found = [of for of, parameter in own if parameter.ndim > dim and parameter.shape[dim] != size]
+        found += [of for of, buffer in buffers if size in buffer.shape]
+        if found:
+            raise UserError(
+                f"its weight is computed with '{found[0]}', which is not cut as its {size} {kind.divided}",
+                where=f"{type(rule).__name__} of '{name}'",
+                allowed="layers without pruning, spectral_norm or such a weight_norm",
+            )
 
 
 def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int) -> None:

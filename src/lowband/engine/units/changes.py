@@ -132,9 +132,11 @@ def check_unsharded(module: nn.Module) -> None:
                 where=type(module).__name__,
                 allowed="one lowband.shard around all modules that share a parameter",
             )
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UserError(
-                f"a hook on '{name}' would not run any more",
-                where=type(module).__name__,
-                allowed="hooks on modules; p.grad after the backward",
-            )
+        check_no_hooks(name, parameter, type(module).__name__)
+
+
+def check_no_hooks(name: str, parameter: nn.Parameter, where: str) -> None:
+    """Raises UserError if hooks were set on a parameter in whose place another will be."""
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        what = f"a hook on '{name}' would not run any more"
+        raise UserError(what, where=where, allowed="hooks on modules; p.grad after the backward")

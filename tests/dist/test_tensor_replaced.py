@@ -1,0 +1,77 @@
+"""Layers whose weights are computed, and parameters with hooks, which a cut would leave behind."""
+
+from collections.abc import Callable
+
+import pytest
+from test_tensor_more import Net, _error
+from torch import nn
+from torch.nn.utils import prune
+
+import lowband
+from lowband.run.on_ranks import on_ranks
+from lowband.spec.tensor import Column, Row
+from tests.refused import refusal
+
+
+def _linear(prepare: Callable[[nn.Linear], object]) -> nn.Sequential:
+    layer = nn.Linear(4, 8)
+    prepare(layer)
+    return nn.Sequential(layer)
+
+
+def _spectral(layer: nn.Linear) -> None:
+    nn.utils.spectral_norm(layer)
+
+
+def _pruned(layer: nn.Linear) -> None:
+    prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def _by_columns(layer: nn.Linear) -> None:
+    nn.utils.weight_norm(layer, dim=1)
+
+
+def _with_a_hook(layer: nn.Linear) -> None:
+    layer.weight.register_hook(lambda gradient: gradient / 2)
+
+
+CASES = (
+    (_spectral, Row(), "Row of '0': its weight is computed with 'weight_v', which is not cut as its 4 in_f"),
+    (_spectral, Column(), "with 'weight_u', which is not cut as its 8 out_features"),
+    (_pruned, Row(), "with 'weight_mask', which is not cut as its 4 in_features (allowed: layers without"),
+    (_by_columns, Column(), "with 'weight_g', which is not cut as its 8 out_features"),
+    (
+        _with_a_hook,
+        Column(),
+        "Sequential: a hook on '0.weight' would not run any more (allowed: hooks on mod",
+    ),
+)
+
+
+def _answers() -> list[str]:
+    on = lowband.Topology({}, lowband.Axes(tensor=2))
+    return [refusal(lowband.parallelize, _linear(prepare), {"0": rule}, on) for prepare, rule, _ in CASES]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+def test_weights_that_slices_do_not_give_and_lost_hooks_are_refused() -> None:
+    for found in on_ranks(2, _answers):
+        for text, (*_, part) in zip(found, CASES, strict=True):
+            assert part in text
+
+
+def _of_normed(dim: int, rule: Column | Row) -> float:
+    """A weight norm over what a rank has all of."""
+
+    def make() -> nn.Module:
+        model = Net()
+        nn.utils.weight_norm(model.block[1 if isinstance(rule, Column) else 3], dim=dim)
+        return model
+
+    return _error(make, {"block.1": Column(), "block.3": Row()}, sequence=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize(("dim", "rule"), [(0, Column()), (1, Row())])
+def test_norms_over_what_a_rank_has_all_of_are_cut(dim: int, rule: Column | Row) -> None:
+    assert max(on_ranks(2, _of_normed, dim, rule)) < 1e-12
