@@ -19,7 +19,7 @@ LONG = (
     "tests/kernels/test_gpu_sequence.py::",
     "tests/kernels/test_kernels.py::",
 )
-# With what `lowband gpu` runs; other benchmarks of that package have nothing to do with kernels.
+# What these tests read, and what `lowband gpu` runs: no other benchmark has to do with kernels.
 READ = (
     "src/lowband/kernels/**/*",
     "src/lowband/bench/kernels/**/*",

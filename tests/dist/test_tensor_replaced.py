@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from test_tensor_more import Net, _error
 from torch import nn
 from torch.nn.utils import prune
@@ -31,6 +32,10 @@ def _by_columns(layer: nn.Linear) -> None:
     nn.utils.weight_norm(layer, dim=1)
 
 
+def _as_a_whole(layer: nn.Linear) -> None:
+    nn.utils.weight_norm(layer, dim=None)  # type: ignore[arg-type]
+
+
 def _with_a_hook(layer: nn.Linear) -> None:
     layer.weight.register_hook(lambda gradient: gradient / 2)
 
@@ -40,6 +45,8 @@ CASES = (
     (_spectral, Column(), "with 'weight_u', which is not cut as its 8 out_features"),
     (_pruned, Row(), "with 'weight_mask', which is not cut as its 4 in_features (allowed: layers without"),
     (_by_columns, Column(), "with 'weight_g', which is not cut as its 8 out_features"),
+    (_as_a_whole, Column(), "with 'weight_g', which is not cut as its 8 out_features"),
+    (_as_a_whole, Row(), "with 'weight_g', which is not cut as its 4 in_features"),
     (
         _with_a_hook,
         Column(),
@@ -58,6 +65,17 @@ def test_weights_that_slices_do_not_give_and_lost_hooks_are_refused() -> None:
     for found in on_ranks(2, _answers):
         for text, (*_, part) in zip(found, CASES, strict=True):
             assert part in text
+
+
+def _with_a_buffer() -> list[int]:
+    """Which the layer does not compute with."""
+    model = _linear(lambda layer: layer.register_buffer("seen", torch.zeros(8)))
+    lowband.parallelize(model, {"0": Column()}, lowband.Topology({}, lowband.Axes(tensor=2)))
+    return [*model[0].weight.shape, *model[0].seen.shape]
+
+
+def test_other_buffers_of_a_layer_stay_as_they_are() -> None:
+    assert on_ranks(2, _with_a_buffer) == [[4, 4, 8]] * 2
 
 
 def _of_normed(dim: int, rule: Column | Row) -> float:

@@ -11,12 +11,13 @@ from lowband.cost.activations import LOGIT_BYTES, kept_bytes_per_token
 from lowband.cost.compute import Computer, Work, work
 from lowband.cost.stages import parts
 from lowband.errors import UserError
+from lowband.predict.blocks import of_blocks
 from lowband.predict.footprint import items_at, kept, memory_items, of_passes, peak_bytes
 from lowband.predict.place import fullest, places, unlike
 from lowband.predict.prediction import predict
 from lowband.predict.search.degrees import axes_to_try
 from lowband.predict.search.plan import plan
-from lowband.predict.time import _at, _of_blocks, step_time
+from lowband.predict.time import _at, step_time
 from lowband.predict.workload import Workload, workload_of
 from lowband.spec.axes import InStages, Ways
 from lowband.spec.run import RunSpec
@@ -198,8 +199,8 @@ def test_no_place_that_is_left_out_takes_longer_or_holds_more(
     one = Workload(
         ALIKE, OURS, model, CONFIG.scheme(scheme), 16, micro_batch, 32, accumulation, axes=axes
     )  # fmt: skip
-    of_blocks, here, every = _of_blocks(one, "value"), kept(one), places(one)
-    steps = [float(_at(place, one, "value", of_blocks).total) for place in every]
+    of, here, every = of_blocks(one, "value"), kept(one), places(one)
+    steps = [float(_at(place, one, "value", of).total) for place in every]
     of_places = [items_at(one, place, of_passes(one, place, here)) for place in every]
     assert float(step_time(one).total) == max(steps)
     held = float(peak_bytes(memory_items(one), one.keeps_grads))

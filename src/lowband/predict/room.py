@@ -1,8 +1,8 @@
 """The room that a job leaves in its device's memory, and how sure that is.
 
 A factor f, `MEMORY_ERROR`: of published peaks of memory 80 % were between the predicted one over f and times
-f, each predicted without its model size (table intervals, docs/predictor-errors.md, as of step times). It is
-of one publisher's rows, torchtitan's on H100: too few to leave publishers out whole, as of step times.
+f, each predicted without its model size (table intervals, docs/predictor-errors.md). All are torchtitan's, on
+H100: with peaks of one publisher, none can be left out whole, as is done for step times.
 """
 
 from dataclasses import dataclass

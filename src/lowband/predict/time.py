@@ -50,25 +50,19 @@ middle device's is the item `straggler`.
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from lowband.cost.collectives import Case, Network, number, seconds, share
-from lowband.cost.compute import Computer, Work, muon_flops, work
-from lowband.cost.context_load import attended, merges
-from lowband.cost.memory import MOMENT_BYTES, are_gathered
-from lowband.cost.numbers import GIGA, Num, join, stacked
-from lowband.cost.stragglers import slower
+from lowband.cost.collectives import Case
+from lowband.cost.compute import Computer, muon_flops
+from lowband.cost.memory import MOMENT_BYTES
+from lowband.cost.numbers import Num, stacked
+from lowband.predict.blocks import Known, OfBlocks, known_blocks, of_blocks
 from lowband.predict.bubble import along_pipeline
-from lowband.predict.context import waits
 from lowband.predict.experts import route_waits
 from lowband.predict.exposed import Passes, Waits, total
-from lowband.predict.footprint import kept
 from lowband.predict.lanes import lanes, matrices_s
 from lowband.predict.meeting import meeting_s
 from lowband.predict.place import Place, alike, unlike
-from lowband.predict.tiers import tier_waits, way
+from lowband.predict.tiers import tier_waits
 from lowband.predict.workload import Workload
-from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, STEP
 
 ITEMS = (
@@ -89,96 +83,27 @@ class StepTime:
     lane: dict[str, Num]
 
 
-def step_time(job: Workload, case: Case = "value", known: "Known | None" = None) -> StepTime:
+def step_time(job: Workload, case: Case = "value", known: Known | None = None) -> StepTime:
     """Time of one optimizer step of `job`, with every constant taken at `case`.
 
-    known: of blocks, by jobs that differ in scheme and micro-batches alone, and the case not at all
+    known: what blocks take, kept from one call to the next, for jobs that differ in nothing but their scheme
+    and micro-batches, and for one `case`
     """
     if not job.axes.is_uneven:
-        return _at(alike(job), job, case, _of_blocks(job, case))
+        return _at(alike(job), job, case, of_blocks(job, case))
     shape, points = job.points()
     found = [_longest(one, case, {} if known is None else known) for one in points]
     items, lane = (stacked(shape, [getattr(step, name) for step in found]) for name in ("items", "lane"))
     return StepTime(total(items, items), items, lane)
 
 
-def _longest(job: Workload, case: Case, known: "Known") -> StepTime:
+def _longest(job: Workload, case: Case, known: Known) -> StepTime:
     """Of uneven stages, at the place where a step is longest. job: one point"""
-    key = float(job.micro_batch), _is_hooked(job), float(_weight_casts(job))
-    if key not in known:
-        known[key] = _of_blocks(job, case)
-    of_blocks = known[key]
-    return max(
-        (_at(place, job, case, of_blocks) for place in unlike(job)), key=lambda step: float(step.total)
-    )
+    of = known_blocks(job, case, known)
+    return max((_at(place, job, case, of) for place in unlike(job)), key=lambda step: float(step.total))
 
 
-@dataclass(frozen=True)
-class _OfBlocks:
-    """Of a micro-batch in one block, what is the same at every place.
-
-    shards, other: links as collectives of sharding, and as all else has them
-    middle, w:     what a device of the middle computes, and the slowest one, which is longer by `wait`
-    tp, host:      seconds beside the computation, of a forward and a backward; ends: of the whole micro-batch
-    along:         context
-    stash, fetch:  copies of activations
-    """
-
-    shards: Network
-    other: Network
-    computer: Computer
-    middle: Work
-    w: Work
-    wait: float
-    overlap: float
-    tp: tuple[Num, Num]
-    host: tuple[Num, Num]
-    ends: Num
-    along: Waits
-    stash: Num
-    fetch: Num
-
-
-# By micro-batch, whether hooks take time, and how often weights are cast.
-Known = dict[tuple[float, bool, float], _OfBlocks]
-
-
-def _of_blocks(job: Workload, case: Case) -> _OfBlocks:
-    network = Network(job.machine, job.stack, case, job.faster, own=job.collectives)
-    computer = Computer(job.machine, job.compute_dtype, case, job.stack.products)
-    middle = work(
-        computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
-        job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
-        job.recomputed, job.lora, job.stack.gated_kept, _weight_casts(job),
-    )  # fmt: skip
-    wait = _wait(job, case)
-    w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device
-    overlap = share(job.stack.overlap, case)
-    other = Network(job.machine, job.stack, case, job.faster, shards=False)
-    once, behind = _exchanges_s(job, other)
-    forward, backward = (
-        _beside(job, w.forward, once, 1, case),
-        _beside(job, w.backward + w.recompute, behind + job.again * once, 1 + job.again, case),
-    )
-    tp, host = zip(forward, backward, strict=True)
-    along = waits(job, other, w, overlap)
-    ends = ends_s(job, case)
-    return _OfBlocks(
-        network, other, computer, middle, w, wait, overlap, tp, host, ends, along, *_copies_s(job, case)
-    )
-
-
-def _weight_casts(job: Workload) -> Num:
-    """The share of micro-batches in which weights are cast. Casts that are kept last as long as the weights:
-    a step, or where these are gathered until they are freed."""
-    if not job.stack.keeps_casts:
-        return 1
-    on_host = job.placed is not None and job.placed.weights is not None
-    gathered = on_host or are_gathered(job.scheme, job.levels)
-    return (job.gathers[0] if gathered else 1) / job.accumulation
-
-
-def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
+def _at(place: Place, job: Workload, case: Case, of: OfBlocks) -> StepTime:
     w, along, overlap = of.w, of.along, of.overlap
     root, block = lanes(job, place, of.shards, of.computer)
     blocks, micro_batches = place.blocks, job.accumulation
@@ -218,29 +143,15 @@ def _at(place: Place, job: Workload, case: Case, of: _OfBlocks) -> StepTime:
     return StepTime(total(items, items), items, lane)
 
 
-def _copies_s(job: Workload, case: Case) -> tuple[Num, Num]:
-    """Seconds of a block's forward, and of its backward, that copy a micro-batch's activations."""
-    if job.recompute != "host":
-        return 0.0, 0.0
-    host, copied = way(job, "host", case), job.micro_batch * job.own_tokens * kept(job).host / GIGA
-    return copied / host.stash, copied / host.fetch
-
-
-def _wait(job: Workload, case: Case) -> float:
-    """The share of its computation by which a step on the slowest device is longer."""
-    spread = job.machine.device.speed_spread
-    return 0.0 if spread is None else slower(job.ranks, number(spread, case))
-
-
 def passes_s(job: Workload) -> dict[str, Num]:
     """Items of a step that are the same under any scheme, where all stages are alike: without collectives of
     sharding, the optimizer, messages between stages and idle time. The straggler's is that of the passes."""
-    of, place = _of_blocks(job, "value"), alike(job)
+    of, place = of_blocks(job, "value"), alike(job)
     items = _in_passes(job, place, of, route_waits(job, place, of.other, of.w.experts))
     return items | {"straggler": of.wait * (items["forward"] + items["backward"] + items["recompute"])}
 
 
-def _in_passes(job: Workload, place: Place, of: _OfBlocks, routes: Waits) -> dict[str, Num]:
+def _in_passes(job: Workload, place: Place, of: OfBlocks, routes: Waits) -> dict[str, Num]:
     """Items of a step's passes, of all micro-batches: what is computed, and what is beside it."""
     one, along, blocks, many = of.middle, of.along, place.blocks, job.accumulation
     return {
@@ -271,51 +182,3 @@ def _optimizer_s(job: Workload, place: Place, computer: Computer) -> Num:
         return optimizer
     outer = computer.outer_s(numel / levels.size(sync.beyond), numel / levels.world, sync.has_momentum)
     return optimizer + outer / sync.every
-
-
-def _exchanges_s(job: Workload, network: Network) -> tuple[Num, Num]:
-    """Seconds of a block's exchanges along tensor, of a forward and of a backward (cost/contents.py).
-
-    What enters attention with a latent is narrower than what leaves it. Where ranks divide tokens, a pass
-    gathers the one and reduces the other, each half of an all-reduce; else only a backward reduces the one.
-    """
-    mlp = 0 if job.model.parallel_block else job.model.dense_share
-    hidden, latent = job.model.hidden, job.model.latent
-    leaving = _all_reduce_s(job, network, hidden)
-    entering = leaving if latent is None else _all_reduce_s(job, network, latent.entering(hidden))
-    if job.stack.sequence_parallel:
-        return (mlp * leaving + (leaving + entering) / 2,) * 2
-    return mlp * leaving + leaving, mlp * leaving + entering
-
-
-def _beside(job: Workload, computed_s: Num, tp_s: Num, passes: float, case: Case) -> tuple[Num, Num]:
-    """What a block's pass takes beyond its computation: tensor parallelism's collectives, and the host.
-
-    tp_s: of these collectives; passes: 2 for a backward with a recomputed forward, in the mean over layers,
-    each of which runs the hooks
-    """
-    hidden = 0.0 if job.stack.tensor_overlap is None else share(job.stack.tensor_overlap, case)
-    on_device = join(computed_s, tp_s, hidden)
-    launch = seconds(job.stack.launch_us, case)
-    wait = passes * seconds(job.stack.unit_us, case) if _is_hooked(job) else 0.0
-    return on_device - computed_s, wait + np.maximum(launch - on_device, 0)
-
-
-def _is_hooked(job: Workload) -> bool:
-    """Whether something hooks a unit: nothing where every rank has whole gradients."""
-    return job.scheme.grads != SELF
-
-
-def ends_s(job: Workload, case: Case = "value") -> Num:
-    """Seconds that a micro-batch waits along tensor for rows of the embedding, whose vocabulary is cut, and
-    for the gradient of the head's input."""
-    network = Network(job.machine, job.stack, case, job.faster, shards=False)
-    return (2 if job.axes.has_both_ends else 1) * _all_reduce_s(job, network, job.model.hidden)
-
-
-def _all_reduce_s(job: Workload, network: Network, features: int) -> Num:
-    """Seconds to all-reduce 16-bit features of each of a micro-batch's tokens over tensor-parallel ranks."""
-    if job.axes.tensor == 1:
-        return 0.0
-    hops = job.mesh.levels("tensor").hops(SELF, WORLD)
-    return network.all_reduce_s(hops, 2 * job.micro_batch * job.own_tokens * features)

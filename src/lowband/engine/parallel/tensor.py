@@ -177,11 +177,11 @@ def _check_ways(module: nn.Module, ways: Mapping[nn.Parameter, set[Way]]) -> Non
 def _check_replaced(
     module: nn.Module, rules: Mapping[nn.Module, Rule], ways: Mapping[nn.Parameter, set[Way]]
 ) -> None:
-    """Of parameters that become slices.
+    """Refuses what a slice in a parameter's place would lose: its hooks, and what computes a weight.
 
-    A layer's weight may be computed from other parameters and from buffers, as spectral_norm, weight_norm and
-    pruning do by hooks. Their slices give the slice of the weight only where each of its rows, or columns, is
-    computed alone; buffers are not cut.
+    spectral_norm, weight_norm and pruning compute a layer's weight before each forward, from other parameters
+    and from buffers. Of slices that gives the slice of the weight only where each row, or column, is computed
+    alone: from parameters that are cut as the weight is. Buffers are not cut.
     """
     for name, parameter in module.named_parameters():
         if any(isinstance(way, tuple) for way in ways[parameter]):
@@ -189,12 +189,12 @@ def _check_replaced(
     for name, child in module.named_modules():
         rule = rules.get(child)
         kind = CUT.get(type(rule).__name__, {}).get(type(child))
-        if kind is None or not kind.divided:
+        own = dict(child.named_parameters(recurse=False))
+        if kind is None or not kind.divided or "weight" in own:
             continue
         dim, size = DIVIDED[type(rule)], getattr(child, kind.divided)
-        own, buffers = child.named_parameters(recurse=False), child.named_buffers(recurse=False)
-        found = [of for of, parameter in own if parameter.ndim > dim and parameter.shape[dim] != size]
-        found += [of for of, buffer in buffers if size in buffer.shape]
+        found = [of for of, each in own.items() if of != "bias" and each.shape[dim : dim + 1] != (size,)]
+        found += [of for of, buffer in child.named_buffers(recurse=False) if size in buffer.shape]
         if found:
             raise UserError(
                 f"its weight is computed with '{found[0]}', which is not cut as its {size} {kind.divided}",

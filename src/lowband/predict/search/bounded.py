@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lowband.cost.activations import Recompute
 from lowband.cost.numbers import Num
+from lowband.predict.blocks import Known
 from lowband.predict.room import surely
 from lowband.predict.search.candidates import SHOWN, Candidate, Knobs, differ_in_one, knobs_of
 from lowband.predict.search.exposure import Exposure, exposure
@@ -24,7 +25,7 @@ from lowband.predict.search.parts import are_free, chosen_parts
 from lowband.predict.search.peaks import Peaks, capacity
 from lowband.predict.search.placements import Table, placement, table
 from lowband.predict.search.software import Software
-from lowband.predict.time import Known, step_time
+from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from lowband.cost.numbers import Num
 from lowband.cost.stages_step import place_of
 from lowband.cost.timeline import idle_passes
-from lowband.predict.time import COMPUTED, StepTime, ends_s, passes_s, step_time
+from lowband.predict.blocks import ends_s
+from lowband.predict.time import COMPUTED, StepTime, passes_s, step_time
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.mesh import SELF, WORLD
@@ -41,10 +42,10 @@ class Floor:
     """Of each micro-batch of a job.
 
     least: seconds of a step under any scheme
-    busy:  no less than `least` has of what a rank computes in the mean, with what blocks wait for: behind
-           these collectives of sharding can hide. `Bounds` leaves a head and copies of activations out of
-           both, `floor` only where stages differ: what neither has takes as long as it hides at least, so
-           the sum stays below a step
+    busy:  seconds, in the mean over ranks, behind which collectives of sharding can hide: no less than
+           `least` counts of computation and of waiting in blocks. `Bounds` counts no head and no copies of
+           activations in either; `floor` leaves them out where stages differ. Nothing that is left out of
+           both hides more than it takes itself, so the sum stays below a step
     """
 
     least: NDArray[np.float64]
