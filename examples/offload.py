@@ -14,7 +14,7 @@ from torch import nn
 
 import lowband
 
-STEPS, RATE, WIDTH = 5, 1e-3, 256
+STEPS, RATE, WIDTH = 5, 1e-3, 128
 SCHEMES = {
     "zero1": {"weights": "self", "grads": "self", "optim": "world"},
     "zero3": {"weights": "world", "grads": "world", "optim": "world"},
@@ -47,7 +47,7 @@ def train(
     torch.manual_seed(dist.get_rank())
     losses = []
     for _ in range(STEPS):
-        loss = model(torch.randn(4, 64, WIDTH, device=device))
+        loss = model(torch.randn(4, 32, WIDTH, device=device))
         loss.backward()
         lowband.clip_grad_norm_(model, 1.0)
         optimizer.step()

@@ -1,7 +1,7 @@
 """GPTs that ranks along any axes train under schemes, and one process: for the tests that both agree."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -24,9 +24,12 @@ Case = tuple[int, ModelSpec, dict[str, int], Axes, str, str, str]
 NAMES = ("ranks", "spec", "inner", "axes", "scheme", "order", "recompute")  # of a case
 
 
-def params(cases: list[Case]) -> list[Any]:
-    """Cases on more than four ranks are for `make test-all`."""
-    return [pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 else []) for case in cases]
+def params(cases: list[Case], wide: Collection[int] = ()) -> list[Any]:
+    """Cases on more than four ranks, and those of these numbers, are for `make test-all`."""
+    return [
+        pytest.param(*case, marks=[pytest.mark.wide] if case[0] > 4 or i in wide else [])
+        for i, case in enumerate(cases)
+    ]
 
 
 def batches(data_ranks: int, tokens: int = 16) -> tuple[torch.Tensor, torch.Tensor]:

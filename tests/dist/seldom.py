@@ -1,6 +1,6 @@
 """Replicas that meet seldom: trained by the engine, as several models in one process, and in a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -106,6 +106,7 @@ class Cases:
 
     on:    ranks -> names of schemes;  inner: ranks -> sizes of levels
     train: on each rank
+    wide:  numbers of ranks that are for `make test-all`
     reference_of: in one process: losses of all ranks by step, and the state at the end
     """
 
@@ -116,10 +117,18 @@ class Cases:
         inner: Mapping[int, dict[str, int]],
         train: Callable[[Scheme, lowband.Topology], Found],
         reference_of: Callable[[reference.Replicas], tuple[list[list[float]], dict[str, torch.Tensor]]],
+        wide: Collection[int] = (),
     ) -> None:
         self.schemes = {scheme.name: scheme for scheme in schemes}
-        self.all = [(ranks, name) for ranks, names in on.items() for name in names]
-        self.exact = [(ranks, name) for ranks, name in self.all if not self.schemes[name].is_quantized]
+        self.all, self.exact = (
+            [
+                pytest.param(ranks, name, marks=[pytest.mark.wide] if ranks in wide else [])
+                for ranks, names in on.items()
+                for name in names
+                if not (is_exact and self.schemes[name].is_quantized)
+            ]
+            for is_exact in (False, True)
+        )
         self._on, self._inner, self._train, self._reference_of = on, inner, train, reference_of
         self._by_rank, self._single = cache(self._sharded), cache(self._in_one_process)
 
@@ -139,7 +148,7 @@ class Cases:
 
     def _in_one_process(self, ranks: int) -> dict[str, Any]:
         def train_references() -> dict[str, Any]:
-            names = [name for n, name in self.exact if n == ranks]
+            names = [name for name in self._on[ranks] if not self.schemes[name].is_quantized]
             replicas = {name: replicas_of(self.schemes[name], self._inner[ranks], ranks) for name in names}
             return {name: self._reference_of(each) for name, each in replicas.items()}
 

@@ -133,8 +133,9 @@ THREE = {"package": 3}
     ("ranks", "inner", "names"),
     [
         pytest.param(2, INNER, [*PROGRAMS], marks=pytest.mark.wide),
-        (4, INNER, [*PROGRAMS]),
-        (3, THREE, ["plain", "joined", "breadth", "late"]),
+        (4, INNER, ["plain", "breadth", "late", "routed"]),
+        pytest.param(4, INNER, [*PROGRAMS], marks=pytest.mark.wide),
+        (3, THREE, ["no_sync", "joined", "penalised", "twice", "frozen"]),
         pytest.param(3, THREE, [name for name in PROGRAMS if name != "routed"], marks=pytest.mark.wide),
     ],
 )

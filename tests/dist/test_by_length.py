@@ -1,4 +1,4 @@
-"""A batch of many lengths on 4 and 8 ranks, by a plan, one degree, and padded: against one process, by bytes."""
+"""A batch of many lengths on 4 and 8 ranks, by a plan, one degree, padded: against one process, by bytes."""
 
 from functools import cache
 from typing import Any

@@ -118,7 +118,7 @@ def test_states_that_are_marked_as_parts(tmp_path: Path, optimizer: str) -> None
     [
         ("hier3-exact", "adamw"),
         pytest.param("hier3-exact", "sgd", marks=pytest.mark.wide),
-        ("hsdp", "adamw"),
+        pytest.param("hsdp", "adamw", marks=pytest.mark.wide),
         ("ddp", "sgd"),
         pytest.param("hsdp", "sgd", marks=pytest.mark.wide),
         pytest.param("ddp", "adamw", marks=pytest.mark.wide),

@@ -102,8 +102,8 @@ def saved_and_read(
 CASES = [
     (2, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "zb-v", 0),
     (4, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "1f1b", 1e-5),
-    (4, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "1f1b", 0),
-    (4, {"pipeline": 2}, "1f1b", {}, "1f1b", 1e-5),
+    pytest.param(4, {"pipeline": 2}, "zb-v", {"pipeline": 2}, "1f1b", 0, marks=pytest.mark.wide),
+    pytest.param(4, {"pipeline": 2}, "1f1b", {}, "1f1b", 1e-5, marks=pytest.mark.wide),
     (4, {"pipeline": 2, "context": 2}, "1f1b", {"context": 4}, "1f1b", 1e-5),
     pytest.param(
         8, {"pipeline": 2, "tensor": 2}, "1f1b", {"pipeline": 4}, "gpipe", 1e-5, marks=pytest.mark.wide
@@ -133,7 +133,7 @@ def test_one_ranks_checkpoint_is_read_by_stages(tmp_path: Path) -> None:
 
 TIED_CASES = [
     (4, {"pipeline": 2}, "1f1b", {"pipeline": 4}, "gpipe", 1e-5),
-    (4, {"pipeline": 4}, "1f1b", {}, "1f1b", 1e-5),
+    pytest.param(4, {"pipeline": 4}, "1f1b", {}, "1f1b", 1e-5, marks=pytest.mark.wide),
     (4, {"pipeline": 2, "tensor": 2}, "zb-h1", {"pipeline": 2}, "zb-v", 1e-5),
 ]
 

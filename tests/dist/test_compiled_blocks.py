@@ -82,7 +82,7 @@ CASES = {
         Case("zero1", "wrapped before", recomputes=True),
     ),
 }
-BY_RANKS = {1: (), 2: (), 4: pytest.mark.wide}
+BY_RANKS = {1: pytest.mark.wide, 2: (), 4: pytest.mark.wide}
 
 
 def tokens_of(step: int, micro: int, rank: int) -> torch.Tensor:

@@ -58,7 +58,7 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(NAMES, params(CASES))
+@pytest.mark.parametrize(NAMES, params(CASES, wide=(2, 3, 7)))
 def test_trains_as_one_process(
     ranks: int, spec: ModelSpec, inner: dict[str, int], axes: Axes, scheme: str, order: str, recompute: str
 ) -> None:
@@ -178,8 +178,6 @@ def test_runs_of_linear_layers_have_the_losses_and_bytes_of_their_closed_forms(t
         "gather": {**along, "model": HYBRID_RUN, **near, "context_states": "gather"},
         "scan": {
             **along,
-            "ranks": 8,
-            "context": 8,
             "accumulation": 1,
             "micro_batch": 8,
             "model": LINEAR_RUN,

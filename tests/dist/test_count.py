@@ -19,14 +19,15 @@ from lowband.spec.step import Order
 from tests.checkout import CONFIG
 
 # A few layers of the 20B model: the same sizes of every message, a part of the time.
+WIDE = pytest.mark.wide
 CASES = [
     ("volume", "zeropp", 1, "depth", {}),
-    ("volume", "hier3", 2, "depth", {}),
     ("volume", "hier3", 2, "breadth", {}),
-    ("volume", "hsdp", 1, "depth", {}),
-    ("volume3072", "hier3", 1, "depth", {}),
     ("volume3072", "zero3", 1, "depth", {"tensor": 8}),
-    ("volume3072", "hier3", 2, "depth", {"tensor": 2, "collectives": "flat"}),
+    pytest.param("volume", "hier3", 2, "depth", {}, marks=WIDE),
+    pytest.param("volume", "hsdp", 1, "depth", {}, marks=WIDE),
+    pytest.param("volume3072", "hier3", 1, "depth", {}, marks=WIDE),
+    pytest.param("volume3072", "hier3", 2, "depth", {"tensor": 2, "collectives": "flat"}, marks=WIDE),
 ]
 
 

@@ -38,7 +38,7 @@ def state_of_deferred(schemes: list[str]):
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.wide)])
 def test_the_values_are_those_of_a_real_module(ranks: int) -> None:
     expected = GPT(SPEC, seed=SEED).state_dict()
     by_rank = on_ranks(ranks, state_of_deferred, SCHEMES)

@@ -40,6 +40,7 @@ CASES = [
     Case(8, THREE, (7, 5, 0, 2, 9, 1, 4, 8), 16, 5, uneven=True),
     Case(8, TWO, (4,) * 8, 8, 8),
 ]
+WIDE = pytest.mark.wide
 
 
 class Pairs(NamedTuple):
@@ -139,7 +140,11 @@ def all_sent(found: Sequence[Found]) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("route", ["flat", "hops", "merged"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.ranks}-{len(case.inner)}-{case.tokens}")
+@pytest.mark.parametrize(
+    "case",
+    [*CASES[:7], pytest.param(CASES[7], marks=WIDE)],
+    ids=lambda case: f"{case.ranks}-{len(case.inner)}-{case.tokens}",
+)
 def test_as_one_process(case: Case, route: Route) -> None:
     """Flat: to the bit. Bytes: of the pairs that were drawn, there and back, forward and backward."""
     sent = check(case, on_ranks(case.ranks, on_rank, case, route), to_the_bit=route == "flat")
@@ -181,7 +186,7 @@ def crossings(case: Case, route: Route) -> dict[str, int]:
         (Case(2, {}, (5, 9), 4, 2), [3]),
         (Case(4, TWO, (3, 0, 11, 1), 8, 3, uneven=True), [0, 1, 5]),
         (Case(4, TWO, (6, 6, 6, 6), 4, 2), [0, 1, 2, 3]),  # all: no token crosses the outermost level
-        (Case(8, THREE, (7, 5, 0, 2, 9, 1, 4, 8), 16, 5), [2, 3, 9]),
+        pytest.param(Case(8, THREE, (7, 5, 0, 2, 9, 1, 4, 8), 16, 5), [2, 3, 9], marks=WIDE),
     ],
 )
 def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route) -> None:
@@ -199,7 +204,9 @@ def test_with_copies_as_one_process(case: Case, copied: list[int], route: Route)
 
 
 @pytest.mark.parametrize("route", ["flat", "hops", "merged"])
-@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[6]], ids=lambda case: f"{case.ranks}")
+@pytest.mark.parametrize(
+    "case", [CASES[2], CASES[4], pytest.param(CASES[6], marks=WIDE)], ids=lambda case: f"{case.ranks}"
+)
 def test_in_parts_as_one_process(case: Case, route: Route) -> None:
     """Ranks with fewer tokens than parts, too; bytes of rows as in one part, of counts three times these."""
     sent = check(case, on_ranks(case.ranks, on_rank, case, route, (), 3))

@@ -283,7 +283,7 @@ def cached() -> dict[tuple[type[Block], str], torch.Tensor]:
     return {(block, s): losses_of(sharded(block, s, INNER)) for block in CACHING for s in KEPT}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.wide)])
 def test_kept_views_show_new_values(ranks: int) -> None:
     expected = {block: losses_of(Net(block)) for block in CACHING}
     for found in on_ranks(ranks, cached):

@@ -50,7 +50,15 @@ def train_in_both_ways(scheme: str) -> list[tuple[list[float], Counts, Counts]]:
     return [train(scheme, pattern) for pattern in ("hops", "flat")]
 
 
-@pytest.mark.parametrize(("ranks", "scheme"), [(2, "hpz"), (4, "zeropp"), (8, "zero3"), (8, "hier3")])
+@pytest.mark.parametrize(
+    ("ranks", "scheme"),
+    [
+        (2, "hpz"),
+        (4, "zeropp"),
+        (4, "zero3"),
+        *(pytest.param(8, name, marks=pytest.mark.wide) for name in ("zero3", "hier3")),
+    ],
+)
 def test_rings_in_breadth_first_order(ranks: int, scheme: str) -> None:
     hops, flat = zip(*on_ranks(ranks, train_in_both_ways, scheme), strict=True)
     for (expected, *_), (losses, counted, closed) in zip(hops, flat, strict=True):

@@ -13,7 +13,11 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from tests.checkout import CONFIG
 
-RANKS = [(1, INNER), (2, INNER), (4, INNER), (8, INNER), (6, {"package": 3, "node": 3})]
+WIDE = pytest.mark.wide
+RANKS = [
+    (1, INNER), (2, INNER), (4, INNER), pytest.param(8, INNER, marks=WIDE),
+    pytest.param(6, {"package": 3, "node": 3}, marks=WIDE),
+]  # fmt: skip
 EXACT = (("ddp", 2), ("zero3", 1), ("hier3-exact", 2))
 
 

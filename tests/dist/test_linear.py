@@ -108,7 +108,7 @@ def _differences(cases: list[Case]) -> list[float]:
 LEVELS: list[tuple[Inner, int]] = [((), 1), ((), 2), ((), 4), (TWO, 4), (TWO, 8), (FOUR, 8), (THREE, 8)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.wide)])
 def test_each_way_of_states_is_exact(ranks: int) -> None:
     shapes = [each for each in LEVELS if each[1] == ranks]
     cases = [(*shape, states, tokens) for shape in shapes for states in STATES for tokens in (45, 16)]

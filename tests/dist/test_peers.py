@@ -79,7 +79,7 @@ CASES = [
     pytest.param("ddp", ["ddp", "deepspeed"], marks=pytest.mark.wide),
     ("zero3", ["fsdp2", "deepspeed"]),
     pytest.param("hpz", ["fsdp2", "deepspeed"], marks=pytest.mark.wide),
-    ("hsdp", ["fsdp2"]),
+    pytest.param("hsdp", ["fsdp2"], marks=pytest.mark.wide),
 ]
 
 

@@ -39,8 +39,8 @@ def both(folder: Path, ranks: int, scheme: str, **changes: Any) -> tuple[RunSpec
 
 STAGES = [
     (2, "zero3", {"pipeline": 2}),
-    (4, "zero3", {"pipeline": 2, "schedule": "gpipe"}),
-    (4, "zero2", {"pipeline": 4}),
+    pytest.param(4, "zero3", {"pipeline": 2, "schedule": "gpipe"}, marks=WIDE),
+    pytest.param(4, "zero2", {"pipeline": 4}, marks=WIDE),
     pytest.param(4, "zero3", {"pipeline": 2, "schedule": "interleaved", "chunks": 2}, marks=WIDE),
     pytest.param(4, "zero3", {"pipeline": 2, "schedule": "breadth", "chunks": 2}, marks=WIDE),
 ]
@@ -58,6 +58,7 @@ def test_torchs_pipelining(tmp_path: Path, ranks: int, scheme: str, changes: dic
     assert (sent(theirs, *states) > 0) == (spec.levels.world > 1)
 
 
+@WIDE  # beside the pipeline: test_both_of_them
 def test_torchs_tensor_axis(tmp_path: Path) -> None:
     model = EVEN.model_copy(update={"layers": 2})
     spec, _, theirs = both(tmp_path, 4, "zero3", tensor=2, model=model, accumulation=2)

@@ -82,7 +82,7 @@ FOUR = [each for each in ON_16 if levels_of(each) == ("package", "die", "node", 
     [
         pytest.param(ONE_LEVEL, 4, 2, ON_4, id="4"),
         pytest.param(THREE_LEVELS, 8, 1, [each for each in ON_8 if levels_of(each) in FEW], id="8"),
-        pytest.param(FOUR_LEVELS, 16, 1, FOUR, id="16"),
+        pytest.param(FOUR_LEVELS, 16, 1, FOUR, id="16", marks=pytest.mark.wide),
         pytest.param(THREE_LEVELS, 8, 2, ON_8, id="8-all", marks=pytest.mark.wide),
         pytest.param(FOUR_LEVELS, 16, 1, ON_16, id="16-all", marks=pytest.mark.wide),
     ],

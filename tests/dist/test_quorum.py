@@ -42,7 +42,15 @@ def jobs_of(tmp_path: Path) -> Iterator[Callable[..., Jobs]]:
         jobs.end()
 
 
-@pytest.mark.parametrize(("replicas", "ranks", "fragments"), [(1, 2, 1), (2, 1, 1), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("replicas", "ranks", "fragments"),
+    [
+        (1, 2, 1),
+        pytest.param(2, 1, 1, marks=pytest.mark.wide),
+        (3, 1, 3),
+        pytest.param(3, 2, 3, marks=pytest.mark.wide),
+    ],
+)
 def test_bit_equal_to_models_in_one_process(jobs_of, replicas: int, ranks: int, fragments: int) -> None:
     jobs = jobs_of(ranks=ranks, begins=list(range(replicas)), sync={"fragments": fragments})
     for replica in range(replicas):

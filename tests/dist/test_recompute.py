@@ -92,7 +92,7 @@ def trained(ranks: int) -> list[dict[str, list[list[float]]]]:
     return on_ranks(ranks, train_all)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.wide), 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_are_the_same_with_and_without(scheme: str, ranks: int) -> None:
     """Where forward and backward gather on different wires, the blocks compute again with other weights."""

@@ -33,13 +33,17 @@ def run(folder: Path, **changes: Any) -> tuple[RunSpec, RunFolder, Outcome]:
 
 
 CASES = [
-    ({"ranks": 4, "pipeline": 2, "scheme": "zero3"}, 0),
+    pytest.param({"ranks": 4, "pipeline": 2, "scheme": "zero3"}, 0, marks=WIDE),
     ({"ranks": 4, "pipeline": 2, "scheme": "hpz", "schedule": "zb-v", "recompute": "full"}, 0),
-    ({"ranks": 4, "pipeline": 2, "scheme": "zero1", "schedule": "zb-v", "model": TIED}, 1e-6),
-    ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "scheme": "zero1", "schedule": "zb-v", "model": TIED}, 1e-6, marks=WIDE
+    ),
+    pytest.param(
+        {"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero3", "sequence_parallel": True}, 0, marks=WIDE
+    ),
     ({"ranks": 4, "pipeline": 4, "scheme": "zero3", "model": TIED}, 1e-6),
     ({"ranks": 4, "pipeline": 2, "tensor": 2, "scheme": "zero1", "model": TIED, "schedule": "zb-h1"}, 1e-6),
-    ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3"}, 0),
+    pytest.param({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3"}, 0, marks=WIDE),
     ({"ranks": 4, "pipeline": 2, "context": 2, "scheme": "zero3", "model": HYBRID, **STATES}, 0),
     pytest.param(
         {

@@ -104,7 +104,9 @@ def test_every_program_under_zero3(names: Names) -> None:
     compare("zero3", names, ranks=2)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "scheme", [*SCHEMES[-2:], *(pytest.param(scheme, marks=pytest.mark.wide) for scheme in SCHEMES[:-2])]
+)
 def test_under_every_scheme(scheme: str) -> None:
     compare(scheme, FEW)
 

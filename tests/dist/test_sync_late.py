@@ -80,7 +80,7 @@ def reference_of(replicas: reference.Replicas):
     return reference.train_replicas(replicas, STEPS, unit_of)
 
 
-CASES = Cases(SCHEMES, ON, INNER, train, reference_of)
+CASES = Cases(SCHEMES, ON, INNER, train, reference_of, wide=(8,))
 
 
 @pytest.mark.parametrize(("ranks", "name"), CASES.exact)

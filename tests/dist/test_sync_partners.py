@@ -83,7 +83,7 @@ def reference_of(replicas: reference.Replicas):
     return reference.train_partners(replicas, STEPS, sources)
 
 
-CASES = Cases(SCHEMES, ON, INNER, train, reference_of)
+CASES = Cases(SCHEMES, ON, INNER, train, reference_of, wide=(8,))
 
 
 @pytest.mark.parametrize(("ranks", "name"), CASES.exact)

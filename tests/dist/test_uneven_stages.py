@@ -14,9 +14,11 @@ from lowband.run.on_ranks import on_ranks
 SEVEN = MODEL.model_copy(update={"layers": 7})
 TIED = SEVEN.model_copy(update={"tied_head": True})
 CASES: list[Any] = [
-    ({"ranks": 4, "pipeline": 2, "layers": [4, 3], "scheme": "zero3"}, 0),
+    pytest.param({"ranks": 4, "pipeline": 2, "layers": [4, 3], "scheme": "zero3"}, 0, marks=WIDE),
     ({"ranks": 2, "pipeline": 2, "layers": [3, 1, 1, 2], "schedule": "zb-v", "scheme": "zero1"}, 0),
-    ({"ranks": 4, "pipeline": 4, "layers": [3, 2, 1, 1], "accumulation": 2, "scheme": "ddp"}, 0),
+    pytest.param(
+        {"ranks": 4, "pipeline": 4, "layers": [3, 2, 1, 1], "accumulation": 2, "scheme": "ddp"}, 0, marks=WIDE
+    ),
     (
         {"ranks": 4, "pipeline": 2, "tensor": 2, "layers": [2, 5], "schedule": "zb-h1", "scheme": "zero3"}
         | {"model": TIED, "recompute": "full", "accumulation": 2},

@@ -82,7 +82,7 @@ def with_one_placement(ranks: int) -> tuple[list[float], dict[str, torch.Tensor]
     return on_ranks(ranks, trained, None)[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.wide)])
 def test_trains_as_one_placement_does(ranks: int) -> None:
     """Sums go through the same hops in the same order, whatever is kept where."""
     norms, weights = on_ranks(ranks, trained, mixed)[0]

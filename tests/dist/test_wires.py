@@ -22,9 +22,9 @@ SHARD = 32 * 3
 CASES = [
     (2, {}),
     (4, {"node": 2}),
-    (8, {"package": 2, "node": 4}),
+    pytest.param(8, {"package": 2, "node": 4}, marks=pytest.mark.wide),
     (8, {"a": 2, "b": 2, "c": 4}),
-    (6, {"node": 3}),
+    pytest.param(6, {"node": 3}, marks=pytest.mark.wide),
 ]
 
 
