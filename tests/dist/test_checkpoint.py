@@ -119,7 +119,7 @@ def test_states_that_are_marked_as_parts(tmp_path: Path, optimizer: str) -> None
         ("hier3-exact", "adamw"),
         pytest.param("hier3-exact", "sgd", marks=pytest.mark.wide),
         pytest.param("hsdp", "adamw", marks=pytest.mark.wide),
-        ("ddp", "sgd"),
+        pytest.param("ddp", "sgd", marks=pytest.mark.wide),
         pytest.param("hsdp", "sgd", marks=pytest.mark.wide),
         pytest.param("ddp", "adamw", marks=pytest.mark.wide),
     ],
@@ -215,7 +215,14 @@ def files_saved(folder: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "scheme"), [(1, "ddp"), (4, "zero3"), (8, "hsdp"), (8, "hier3"), (8, "diloco")]
+    ("ranks", "scheme"),
+    [
+        (1, "ddp"),
+        (4, "zero3"),
+        (4, "diloco"),
+        (8, "hier3"),
+        *(pytest.param(8, name, marks=pytest.mark.wide) for name in ("hsdp", "diloco")),
+    ],
 )
 def test_the_files_hold_the_bytes_of_the_closed_form(tmp_path: Path, ranks: int, scheme: str) -> None:
     on_ranks(ranks, files_saved, str(tmp_path), scheme)

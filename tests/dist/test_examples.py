@@ -89,15 +89,15 @@ def write_llama(folder: Path) -> None:
 
 def test_a_plain_loop_learns_and_resumes_on_other_ranks_and_schemes(tmp_path: Path) -> None:
     options = ["--steps", "20", "--checkpoints", tmp_path / "checkpoints"]
-    hier3 = ["train.py", "--scheme", "hier3", "--levels", "package=2,node=4", *options]
-    losses = run(4, *hier3)
+    hier3 = ["train.py", "--scheme", "hier3", "--levels", "package=1,node=2", *options]
+    losses = run(2, *hier3)
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.3
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
-    assert run(4, *hier3) == losses[2:]
+    assert run(2, *hier3) == losses[2:]
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
-    hsdp = ["train.py", "--scheme", "hsdp", "--levels", "node=2", *options]
-    code, printed = launched(tmp_path / "output", 2, *hsdp)
+    zero1 = ["train.py", "--scheme", "zero1", *options]
+    code, printed = launched(tmp_path / "output", 1, *zero1)
     assert code == 0, printed
     resumed = losses_in(printed)
     assert len(resumed) == 2
@@ -175,10 +175,10 @@ def test_a_llama_in_stages_learns_as_on_one_rank() -> None:
 
 def test_a_replica_learns_at_its_own_pace() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    words = f"--store 127.0.0.1:{store.port} --replica 3 --begins 3 --every 5 --steps 40"
+    words = f"--store 127.0.0.1:{store.port} --replica 3 --begins 3 --every 5 --steps 25"
     losses = run(2, "diloco.py", *words.split())
-    assert len(losses) == 8
-    assert losses[-1] < losses[0] - 0.5
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] - 0.4
 
 
 def test_an_error_that_every_rank_finds_is_printed_once(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 
-CASES = [(2, {}), (3, {}), (4, {"node": 2}), (6, {"node": 3}), (8, {"package": 2, "node": 4})]
+CASES = [(2, {}), (3, {}), (4, {"node": 2}), (8, {"package": 2, "node": 4})]
+CASES.append(pytest.param(6, {"node": 3}, marks=pytest.mark.wide))
 WIRES = ("native", "fp32", "bf16", "int8", "int4")
 
 
@@ -113,7 +114,9 @@ def test_values_of_one_collective(ranks: int, inner: dict[str, int]) -> None:
                 assert torch.equal(half, in_ring_order(halves, levels, rank))
 
 
-@pytest.mark.parametrize(("ranks", "inner"), [(6, {"node": 3}), (8, {"package": 2, "node": 4})])
+@pytest.mark.parametrize(
+    ("ranks", "inner"), [(6, {"node": 3}), pytest.param(8, {"package": 2, "node": 4}, marks=pytest.mark.wide)]
+)
 def test_a_back_ends_own_collectives_are_in_the_order_of_ranks(ranks: int, inner: dict[str, int]) -> None:
     for _, found in on_ranks(ranks, all_patterns, inner, True):
         for wire in WIRES:

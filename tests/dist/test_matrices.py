@@ -120,7 +120,7 @@ def train(
 
 
 # On 8 ranks there are all levels, on 4 none beyond the node; on 1 and 2 schemes differ in little or nothing.
-FEW = {("zero3", 1), ("zero3", 2), ("hsdp", 4), ("ddp", 4), ("hier3-exact", 8), ("zero1", 8)}
+FEW = {("zero3", 1), ("zero3", 2), ("hsdp", 4), ("zero1", 4), ("hier3-exact", 8)}
 SCHEMES = ("zero3", "hier3-exact", "hsdp", "ddp", "zero1")
 
 

@@ -137,16 +137,18 @@ def train_all(specs: list[RunSpec]) -> list[list[float]]:
 
 
 WAYS: list[dict[str, Any]] = [
-    {}, {"compile": True}, {"loss_chunks": 4}, {"compile": True, "loss_chunks": 4, "recompute": "full"},
+    {}, {"compile": True, "loss_chunks": 4, "recompute": "full"},
     {"loss_chunks": 3, "order": "breadth", "engine": "lowband"},
     {"compile": True, "loss_chunks": 2, "fused_adamw": True, "engine": "lowband"},
 ]  # fmt: skip
+ALONE: list[dict[str, Any]] = [{"compile": True}, {"loss_chunks": 4}]  # with --wide
 
 
 @pytest.mark.parametrize("engine", ["lowband", "fsdp2"])
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.wide)])
-def test_losses_and_norms_of_runs(engine: str, dtype: str) -> None:
+def test_losses_and_norms_of_runs(engine: str, dtype: str, request: pytest.FixtureRequest) -> None:
     ways = [way for way in WAYS if way.get("engine", engine) == engine]
+    ways += ALONE if request.config.getoption("--wide") else []
     specs = [
         spec_with(**{"engine": engine, "compute_dtype": dtype, "reduce_dtype": dtype, **way}) for way in ways
     ]
