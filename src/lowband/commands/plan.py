@@ -1,6 +1,7 @@
 """plan: the fastest placement of a job that fits, of sequences of many lengths, or between slow nodes."""
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,6 +117,8 @@ def add(commands: Any) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from lowband.predict.room import DoesNotFit
 
+    collects = gc.isenabled()
+    gc.disable()  # a search leaves no cycles behind; to look for them would take a part of its time
     try:
         _search(options)
     except DoesNotFit as error:
@@ -123,6 +126,9 @@ def _plan(options: argparse.Namespace) -> int:
             raise
         print(f"lowband: {error}", file=sys.stderr)
         return 1
+    finally:
+        if collects:
+            gc.enable()
     return 0
 
 
