@@ -148,6 +148,23 @@ def test_a_step_inside_of_a_step_is_one() -> None:
     assert on_ranks(2, steps_counted)[0] == [([1, 2, 0, 1], 4)] * 3
 
 
+def apart() -> str:
+    """What the first step says where each replica's weights were written by its own rank."""
+    scheme = Scheme(name="a", **HIER3, sync=Sync(beyond="node", every=2))
+    model = lowband.shard(nn.Linear(4, 4), scheme, lowband.Topology(INNER[2]), nn.Linear, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.distributed.get_rank())
+    model(torch.ones(1, 4)).sum().backward()
+    return refusal(torch.optim.SGD(model.parameters(), lr=0.1).step)
+
+
+def test_replicas_that_begin_with_other_weights_are_refused() -> None:
+    """They would never agree: each has an anchor of its own."""
+    for said in on_ranks(2, apart):
+        assert "'root' on rank 1 has other weights than on rank 0" in said
+
+
 def misuse() -> list[str]:
     """What is refused, in one line each."""
     topology, said = lowband.Topology({"node": 1}), []

@@ -11,6 +11,7 @@ from torch import nn
 
 from lowband.engine.disk import Disk
 from lowband.engine.options import Options, device_of
+from lowband.engine.parallel.left_out import bound_context
 from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
 from lowband.engine.passes.breadth import Breadth
@@ -108,7 +109,7 @@ def shard(
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]
-    if (context := getattr(module, "_lowband_context", None)) is not None:
+    if (context := bound_context(module, topology)) is not None:
         context.count_in(engine.ledger)
     if (alike := along_tensor(engine.tensor, engine.device)) is not None:
         alike.watch(module)

@@ -17,6 +17,7 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.context import ContextExchanges
 from lowband.engine.collectives.states import StateExchanges
 from lowband.engine.parallel.blocks import NAME, Blocks, What
+from lowband.engine.parallel.left_out import LeftOut, in_order
 from lowband.engine.parallel.linear import linear_attention
 from lowband.engine.passes.alike import Alike
 from lowband.engine.transport.consistency import check_same, is_alone
@@ -29,8 +30,6 @@ from lowband.spec.model import AttentionKernel
 from lowband.spec.step import StatesOption
 
 WHERE = "Context.attention"
-# What walks over tokens in order, or over neighbours, and so needs all of them.
-IN_ORDER = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
 
 class Context:
@@ -69,6 +68,7 @@ class Context:
             check_same(given)
         self._place, self._ranks = axis.place, len(axis.ranks)
         self._axis, self._is_compared = axis, self._ranks == 1 or is_alone()
+        self._left_out = LeftOut(self._is_compared, axes.pipeline == 1)
         self._given: torch.Tensor | None = None  # the first that was split
         self._exchanges = ContextExchanges(axis, self.layout)
         travels = self.layout.travels
@@ -86,10 +86,8 @@ class Context:
 
         Raises UserError for modules that need their tokens in order, or all of them.
         """
-        for name, child in module.named_modules():
-            if self._ranks > 1 and isinstance(child, IN_ORDER):
-                what = f"{type(child).__name__} needs the tokens of a whole sequence, in order"
-                raise UserError(what, where=f"'{name}'", allowed="modules that see one token at a time")
+        for where, what in in_order(module) if self._ranks > 1 else ():
+            raise UserError(what, where=where, allowed="modules that see one token at a time")
         module._lowband_context = self  # type: ignore[assignment]
 
     def count_in(self, ledger: Ledger) -> None:
@@ -104,12 +102,15 @@ class Context:
 
         tokens: of the whole sequence
         """
-        mine = self.layout.positions(self._place, self._padded(tokens))
-        return torch.tensor(mine, device=device)
+        self._left_out.split()
+        return self._positions(tokens, device)
+
+    def _positions(self, tokens: int, device: torch.device | None) -> torch.Tensor:
+        return torch.tensor(self.layout.positions(self._place, self._padded(tokens)), device=device)
 
     def places(self, x: torch.Tensor) -> torch.Tensor:
         """The same of tokens that were split. x: [B, its tokens, ...]"""
-        return self.positions(x.shape[1] * self._ranks, x.device)
+        return self._positions(x.shape[1] * self._ranks, x.device)
 
     def split(self, x: torch.Tensor, dim: int = 1, fill: float = 0) -> torch.Tensor:
         """This rank's tokens of a tensor that has all of them, in its order.
@@ -171,7 +172,7 @@ class Context:
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
         out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
-        return _Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out  # type: ignore[no-any-return]
+        return self._left_out.attended(_Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out)
 
     def linear_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Causal linear attention of this rank's tokens to those of the whole sequence: [B, H, T, E], as q.
@@ -188,7 +189,7 @@ class Context:
         if any(len(shape) != 4 for shape in shapes) or q.shape != k.shape or q.shape[:3] != v.shape[:3]:
             allowed = "q and k [B, H, T, D], v [B, H, T, E]"
             raise UserError(f"shapes {', '.join(map(str, shapes))}", where=where, allowed=allowed)
-        return linear_attention(q, k, v, self._states)
+        return self._left_out.attended(linear_attention(q, k, v, self._states))
 
     def _check(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
@@ -254,6 +255,7 @@ class Context:
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _compare(self, device: torch.device) -> None:
         """In the first loss: whether ranks have taken their tokens from the same sequences (passes.alike)."""
+        self._left_out.loss()
         if not self._is_compared:
             self._is_compared, given, self._given = True, self._given, None
             Alike(Along(self._axis), device).check_inputs(given)

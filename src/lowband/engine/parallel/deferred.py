@@ -4,11 +4,14 @@ While a module without submodules computes, a function mode replaces `F.linear` 
 function whose backward computes the gradient of its input and keeps the two factors of the weight's. All
 other parameters (norms, embeddings, products that torch makes out of sight, as in
 `F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
-Under autocast nothing is, because the factors have different dtypes. Nor does `torch.autograd.grad` inside
-of a forward put anything off: it returns gradients, and adds none to the weights'.
+Under autocast nothing is, because the factors have different dtypes; nor under `torch.func`, whose transforms
+know no such function; nor of a weight with a hook, which would be given None. Nor does `torch.autograd.grad`
+inside of a forward put anything off: it returns gradients, and adds none to the weights'.
 
 The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
-again inside of autograd, which closes all modes and on a GPU has threads of its own.
+again inside of autograd, which closes all modes and on a GPU has threads of its own. What a module itself
+checkpoints inside of its forward is computed again without the mode, and so is not put off: hooks of saved
+tensors that were opened since the module began tell.
 """
 
 from collections import deque
@@ -33,7 +36,7 @@ class Deferring:
                 module.forward = partial(self._run, module.forward)
 
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with nullcontext() if self._into is None else self._into:
+        with nullcontext() if self._into is None else self._into.in_module():
             return forward(*args, **kwargs)
 
     @contextmanager
@@ -55,6 +58,17 @@ class Deferred(TorchFunctionMode):
         self._defers = defers
         self._factors: deque[tuple[nn.Parameter, nn.Parameter | None, torch.Tensor, torch.Tensor]] = deque()
         self._anchor = torch.empty(0, requires_grad=True)  # without it a layer on the data needs no gradient
+        self._saving: Any = None  # hooks of saved tensors when the module began
+
+    @contextmanager
+    def in_module(self) -> Iterator[None]:
+        """In here a module computes."""
+        before, self._saving = self._saving, _saving()
+        try:
+            with self:
+                yield
+        finally:
+            self._saving = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,8 +77,10 @@ class Deferred(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _takes(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-        is_plain = weight.requires_grad and self._defers(weight)
-        is_plain &= bias is None or (bias.requires_grad and self._defers(bias))
+        is_plain = all(
+            each.requires_grad and self._defers(each) for each in (weight, bias) if each is not None
+        )
+        is_plain &= torch._C._functorch.peek_interpreter_stack() is None and _saving() == self._saving
         return is_plain and not torch.is_autocast_enabled(input.device.type)
 
     def _linear(self, input: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Any:
@@ -79,6 +95,10 @@ class Deferred(TorchFunctionMode):
             _add(weight, _of_weight(x, grad))
             if bias is not None:
                 _add(bias, _of_bias(grad))
+
+
+def _saving() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _of_weight(input: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

@@ -17,10 +17,12 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lowband.engine.parallel.deferred import Deferred, Deferring
+from lowband.engine.parallel.kept_graphs import KeptGraphs, leaves_beside
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Plan
-from lowband.engine.passes.nested import differentiable
+from lowband.engine.passes.nested import differentiable, requiring_grad
 from lowband.engine.passes.passes import Passes
+from lowband.engine.units.gradients import is_hooked
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
@@ -33,12 +35,14 @@ class _Received(torch.autograd.Function):
     """What a stage computes with in place of a leaf, which a module could not change in place."""
 
     @staticmethod
-    def forward(_ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, leaf: torch.Tensor, kept: KeptGraphs | None) -> torch.Tensor:
+        if kept is not None:
+            kept.watch(ctx)
         return leaf.detach()  # of the same memory and version: changes are found by whoever has kept it
 
     @staticmethod
-    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+    def backward(_ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None
 
 
 class Executor:
@@ -72,6 +76,7 @@ class Executor:
         self._inputs: dict[Place, tuple[torch.Tensor, ...]] = {}
         self._outputs: dict[Place, list[torch.Tensor]] = {}
         self._deferred: dict[Place, Deferred] = {}
+        self._kept = KeptGraphs() if self._trains and mail.trained == 1 else None  # in the first step
         self._losses: list[torch.Tensor] = []
         self.ends: list[tuple[Action, float]] = []  # of what has run, by time.perf_counter()
 
@@ -106,6 +111,8 @@ class Executor:
                     for unit in self._units[action.stage]:
                         unit.drop()
             self._mail.end()
+            if self._kept is not None:
+                self._kept.check()
             for unit in self._root:
                 unit.drop()
             if self._trains:
@@ -120,24 +127,32 @@ class Executor:
             value, _ = self._micro_batches[micro_batch]
         else:
             self._inputs[place] = mail.take_output(stage, micro_batch)
-            value = tuple(_Received.apply(each) for each in self._inputs[place])
+            kept = None if stage == self._plan.last else self._kept
+            value = tuple(_Received.apply(each, kept) for each in self._inputs[place])
         if self._trains and place in self._plan.split:
-            self._deferred[place] = Deferred(lambda tensor: id(tensor) in self._leaves)
+            self._deferred[place] = Deferred(self._may_be_late)
         self.runs_here = True
         try:
             with self._deferring.into(self._deferred.get(place)):
-                for module in self._running:
+                for k, module in enumerate(self._running):
                     value = module(*value) if isinstance(value, tuple) else module(value)
+                    if stage == k == 0 and self._kept is not None:
+                        value = self._kept.watched(value)
         finally:
             self.runs_here = False
         if stage < self._plan.last:
             outputs = mail.give_output(stage, micro_batch, value)
         else:
             outputs = [self._loss_of(value, self._micro_batches[micro_batch][1])]
+            self._check_reach(outputs[0], value, place)
         if self._trains:
             self._outputs[place] = outputs
         else:
             self._inputs.pop(place, None)
+
+    def _may_be_late(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a parameter whose gradient only the engine awaits."""
+        return id(tensor) in self._leaves and not is_hooked(tensor)
 
     def _loss_of(self, output: Any, target: Any) -> torch.Tensor:
         loss = self._loss(output, target)
@@ -147,6 +162,21 @@ class Executor:
             )
         self._losses.append(loss.detach())
         return loss
+
+    def _check_reach(self, loss: torch.Tensor, output: Any, place: Place) -> None:
+        """Raises UserError for a loss that takes more than its stage computes for its micro-batch."""
+        if not self._trains:
+            return
+        own = {id(leaf) for unit in (*self._units[place[0]], *self._root) for leaf in unit.leaves}
+        others = {id(leaf) for at, leaves in self._inputs.items() if at != place for leaf in leaves}
+        for leaf in leaves_beside(loss, requiring_grad(output)):
+            if id(leaf) in others or (isinstance(leaf, nn.Parameter) and id(leaf) not in own):
+                raise UserError(
+                    "the loss takes what its stage does not compute for this micro-batch, such as weights or "
+                    "side losses of other stages",
+                    where="a pipeline",
+                    allowed="what the last module returns; hand side losses on with the stages' outputs",
+                )
 
     def _backward(self, stage: int, micro_batch: int) -> None:
         """Whole; or, if linear layers defer theirs, all but the gradients of their weights."""

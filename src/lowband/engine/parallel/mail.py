@@ -63,11 +63,13 @@ class Mail:
         self._plan, self._axis, self._ledger, self._device, self._name = plan, axis, ledger, device, name
         self._messages = messages
         self._formats: dict[tuple[int, bool], Format] = {}  # by stage, and whether it trains
+        self.trained = -1  # training steps so far, the present one included
         self.begin(0, trains=True)
 
     def begin(self, step: int, trains: bool) -> None:
         """A step begins. Without training there are no gradients."""
         self._step, self._trains = step, trains
+        self.trained += trains
         self._incoming = {
             source: deque(done for done in of_it if trains or done[0] == "forward")
             for source, of_it in self._plan.incoming.items()

@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lowband.engine.collectives.activations import Along
 from lowband.engine.replicas.anchor import Anchor
 from lowband.engine.replicas.exchange import Exchange
 from lowband.engine.replicas.pair import Pair
+from lowband.engine.transport.consistency import is_alone
 from lowband.engine.transport.everyone import everyones
 from lowband.engine.transport.lane import Lanes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
+from lowband.spec.activations import ALIKE_GATHER
 from lowband.spec.records import Sent
 from lowband.spec.sync import Sync
 
@@ -67,9 +70,30 @@ class Replicas:
             each.unit.changes.watcher = self
 
     def before_first_step(self) -> None:
-        """Unless there was a step: replicas share the weights."""
+        """Unless there was a step: replicas share the weights. Raises UserError, on every rank, if not."""
         if self.is_new:
+            self._check_shared()
             self.begin()
+
+    @torch.no_grad()
+    def _check_shared(self) -> None:
+        """Weights may be written after `lowband.shard`; replicas that begin with others never agree."""
+        if self.others is not None or is_alone() or not self.exchanges:
+            return
+        sums_of_bits = [each.weights.view(torch.int32).sum(dtype=torch.int64) for each in self.exchanges]
+        mine = torch.stack(sums_of_bits).unsqueeze(0)
+        device = self._units[0].master.device
+        sums = Along(self.axis).gathered(mine.to(device), ALIKE_GATHER, 0, "initial weights").cpu()
+        size = len(sums) // self.count  # ranks of a replica, which lie together
+        for place, row in enumerate(sums):
+            differs = (row != sums[place % size]).nonzero().flatten().tolist()
+            if differs:
+                ranks, unit = self.axis.ranks, self.exchanges[differs[0]].unit.name
+                raise UserError(
+                    f"'{unit}' on rank {ranks[place]} has other weights than on rank {ranks[place % size]}",
+                    where="the first step of replicas that meet seldom",
+                    allowed="the same weights on all replicas; those of a checkpoint by lowband.Checkpointer",
+                )
 
     def before_step(self) -> None:
         self.before_first_step()

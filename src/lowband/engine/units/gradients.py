@@ -206,6 +206,11 @@ class Gradients:
                     part.shard_of = shard.shard_of  # type: ignore[attr-defined]
 
 
+def is_hooked(leaf: torch.Tensor) -> bool:
+    """Whether a forward has put a hook on a leaf, beside the one of `Gradients.watch`."""
+    return len(leaf._backward_hooks or ()) > 1
+
+
 def _has_gradient(parameters: Sequence[nn.Parameter]) -> bool:
     """Whether one of them has one."""
     for parameter in parameters:  # noqa: SIM110  quicker than `any`, and asked several times a step
