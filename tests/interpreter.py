@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import NoReturn
 
-SERVED = ("lowband", "papermill", "snakemake")  # the modules whose commands are forked
+SERVED = ("lowband", "papermill", "snakemake", "together")  # the modules whose commands are forked
 MOST_BYTES = 2**20  # of a command with its environment
 # -I -S: it starts in 20 ms, as it looks for nothing that is installed.
 CLIENT = """#!{python} -IS

@@ -27,7 +27,7 @@ from lowband.evidence.tables.entries import COLLECTED, TABLES
 from lowband.evidence.validation.tables import PREDICTED
 from lowband.spec.csv_tables import read_table
 from tests.checkout import CONFIG, REFERENCE, ROOT
-from tests.drawn_figures import check_origin, check_print
+from tests.drawn_figures import check_origin, check_print, check_width
 from tests.refused import refusal
 
 # Of the runs' own tables. The others are looked at as tests/workflow/test_shipped.py draws them.
@@ -59,6 +59,7 @@ def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Pa
 
 def test_a_publisher_can_print_it(name: str, drawn: Path) -> None:
     check_print(drawn, name)
+    check_width(drawn, name)
 
 
 def test_says_what_it_was_drawn_from(name: str, drawn: Path, all_tables: Path) -> None:
