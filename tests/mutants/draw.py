@@ -26,6 +26,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
 }  # fmt: skip
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_CHANGED = (ast.Compare, ast.BoolOp, ast.Constant, ast.UnaryOp, ast.BinOp, ast.Call)
 _SKIPPED_FIELDS = {"annotation", "returns", "decorator_list"}
 _TEXT = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict)  # what + joins and * repeats
 
@@ -116,6 +117,8 @@ def _here(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def _expressions(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    if not isinstance(node, _CHANGED):
+        return  # a copy of each file, class and function would take most of the time
     changed = deepcopy(node)
     match changed:
         case ast.Compare(ops=operators):

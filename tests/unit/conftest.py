@@ -1,5 +1,7 @@
 """Tables of made-up runs, built once."""
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -44,7 +46,15 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every table: those of the smoke suite's runs, and shipped suites and predictions as shipped, which
     tests/workflow/test_shipped.py makes anew."""
-    folder = tmp_path_factory.mktemp("all") / "tables"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return _all(tables, tmp_path_factory.mktemp("all") / "tables")
+    folder = tmp_path_factory.getbasetemp().parent / "all" / "tables"  # once for all that share the tests
+    with folder.parents[1].joinpath("all.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return folder if (folder / "claims.html").exists() else _all(tables, folder)
+
+
+def _all(tables: Path, folder: Path) -> Path:
     shutil.copytree(tables, folder)
     predictions_as_shipped(CONFIG, folder)
     for name in [name for name in TABLES if name not in OF_RUNS]:

@@ -54,13 +54,13 @@ def test_groups_levels_and_hops(layout: tuple[dict[str, int], dict[str, int]]) -
     except UserError:
         assume(False)  # an axis that ends inside a group
     ranks = prod(degrees.values())
+    places = [coordinates(rank, degrees) for rank in range(ranks)]
     for axis, degree in degrees.items():
         others = [name for name in degrees if name != axis]
         levels = mesh.levels(axis)
         assert levels.world == degree
         for rank in range(ranks):
-            place = coordinates(rank, degrees)
-            alike = [r for r in range(ranks) if all(coordinates(r, degrees)[o] == place[o] for o in others)]
+            alike = [r for r in range(ranks) if all(places[r][o] == places[rank][o] for o in others)]
             assert mesh.group(axis, rank) == alike
             for name, size in inner.items():  # as many of them share the rank's group of a level
                 shared = [r for r in alike if r // size == rank // size]

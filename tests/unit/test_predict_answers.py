@@ -149,7 +149,9 @@ def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixtu
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("how", [["--tp", "1", "--pp", "1"], ["--outer-gbps", "10"], ["--lengths"]])
+@pytest.mark.parametrize(
+    "how", [["--tp", "1", "--pp", "1", "--micro-batch", "1"], ["--outer-gbps", "10"], ["--lengths"]]
+)
 def test_a_strict_plan_ends_with_1_if_nothing_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
 ) -> None:

@@ -54,6 +54,15 @@ def base_of(option: str) -> RunSpec:
     return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else of_experts)
 
 
+# What tables compare runs by, so that these are looked at alone.
+COMPARED_BY = ("engine", "device", "scheme", "ranks", "scaling", "micro_batch", "accumulation")
+
+
+def is_alike(option: str) -> bool:
+    """Whether runs that differ from BASE in this option are compared with no run that differs in another."""
+    return base_of(option) == BASE and option not in COMPARED_BY
+
+
 def valid(base: RunSpec = BASE, **changes: Any) -> RunSpec | None:
     try:
         return RunSpec.model_validate({**base.model_dump(), **changes})
@@ -123,34 +132,55 @@ def write_twin(folder: Path, spec: RunSpec, factor: int) -> list[Path]:
     return [] if twin is None else write(folder, twin, factor, slower=2)
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("option", [option for option in OPTIONS if not is_alike(option)])
+def test_no_table_pools_two_runs_that_differ_in_one_option(option: str) -> None:
+    assert_not_pooled(option, examples(option, 1), LOOKED_AT)
+
+
+def test_no_table_pools_runs_that_differ_in_an_option_each() -> None:
+    others = [other for option in OPTIONS if is_alike(option) for other in examples(option, 1)]
+    assert len(others) > 20
+    assert_not_pooled("", others, LOOKED_AT)
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("option", OPTIONS)
-def test_no_table_pools_two_runs_that_differ_in_one_option(option: str, examples: int) -> None:
-    """With several examples, no other table fails either."""
+def test_no_table_at_all_pools_them(option: str) -> None:
+    for other in examples(option, 4):
+        assert_not_pooled(option, [other], OF_RUNS)
 
-    @settings(QUICK, max_examples=examples)
+
+def examples(option: str, count: int) -> list[RunSpec]:
+    found: list[RunSpec] = []
+
+    @settings(QUICK, max_examples=count)
     @given(data=st.data())
-    def drawn(data: st.DataObject) -> None:
-        assert_not_pooled(option, other_by(option, data), LOOKED_AT if examples == 1 else OF_RUNS)
+    def draw(data: st.DataObject) -> None:
+        found.append(other_by(option, data))
 
-    drawn()
+    draw()
+    return found
 
 
-def assert_not_pooled(option: str, other: RunSpec, tables: Sequence[str]) -> None:
+def assert_not_pooled(option: str, others: Sequence[RunSpec], tables: Sequence[str]) -> None:
+    """option: that in which all of the others differ from its base; "": each in one of its own"""
     base = base_of(option)
+    specs = {"a": base} | {f"b{i}": o.model_copy(update={"run_id": f"b{i}"}) for i, o in enumerate(others)}
+    factors = {run_id: 2 * i + 1 for i, run_id in enumerate(specs)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = [*write(folder, base, 1), *write(folder, other, 3)]
+        runs = [path for run_id, spec in specs.items() for path in write(folder, spec, factors[run_id])]
         if option != "engine":
-            runs += [*write_twin(folder, base, 1), *write_twin(folder, other, 3)]
+            for run_id, spec in specs.items():
+                runs += write_twin(folder, spec, factors[run_id])
         collect(runs, folder)
         for table in tables:
             write_table(table, folder, root=ROOT)
         read = {table: read_table(folder / f"{table}.csv") for table in ("runs", *tables)}
     points = read["runs"].set_index("run_id")["point"]
     assert points.nunique() == len(points)
-    ours = pd.Series({points["a"]: 1, points["b"]: 3})
-    factor = pd.concat([ours, pd.Series({points.get(f"{run}-fsdp2"): f for run, f in (("a", 1), ("b", 3))})])
+    ours = pd.Series({points[run]: factor for run, factor in factors.items()})
+    factor = pd.concat([ours, pd.Series({points.get(f"{run}-fsdp2"): f for run, f in factors.items()})])
 
     by_point = read["scaling"].set_index("point")
     assert sorted(by_point.index) == sorted(points)

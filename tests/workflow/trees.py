@@ -26,7 +26,8 @@ def copy_tree(to: Path) -> Path:
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
-            shutil.copytree(source, to / part, ignore=shutil.ignore_patterns("__pycache__"))
+            # What Python has compiled too, without what is being written: each tree would compile it again.
+            shutil.copytree(source, to / part, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copy2(source, to / part)
     for part in ("reported", "reference"):
