@@ -72,7 +72,7 @@ smoke: install
 
 # Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
 # beside those that compute; then, beside nothing else, what times real messages: its computation is paced, so that
-# files share the cores, and a test that fails is tried once more, alone.
+# its three files share the cores, and a test that fails is tried once more, alone.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
@@ -80,7 +80,7 @@ test: install
 	$(PYTEST) -m "waits and not timed" $(call MARKED,waits) & waits=$$!; \
 	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m "not waits and not timed"; others=$$?; \
 	wait $$waits && exit $$others
-	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m timed $(call MARKED,timed)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m timed $(call MARKED,timed)
 
 test-all: install
 	$(BIN)/python -m tests.all --out build/all
