@@ -70,7 +70,13 @@ def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
     assert row.lost_steps == row.last_step - row.resumed_from
 
 
-@pytest.mark.parametrize("method", checkpoints.METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=[pytest.mark.wide] * (m in ("DCP save", "DCP async_save")))
+        for m in checkpoints.METHODS
+    ],
+)
 def test_every_method_writes_the_whole_state(method: str) -> None:
     small = CONFIG.model("gpt-200k").model_dump()
     spec = ModelSpec.model_validate(small | {"layers": 1, "hidden": 32, "seq_len": checkpoints.TOKENS})

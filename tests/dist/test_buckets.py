@@ -275,7 +275,9 @@ def late(program: int, inner: dict[str, int], most: int) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("program", range(len(LATE)), ids=["shared", "within"])
-@pytest.mark.parametrize(("ranks", "inner"), [(2, INNER), (3, {"package": 3})])
+@pytest.mark.parametrize(
+    ("ranks", "inner"), [pytest.param(2, INNER, marks=pytest.mark.wide), (3, {"package": 3})]
+)
 def test_gradients_that_come_late_are_in_the_sum(ranks: int, inner: dict[str, int], program: int) -> None:
     make, backward = LATE[program]
     alone = make()

@@ -1,4 +1,4 @@
-"""A batch of many lengths on 4 and 8 ranks, by a plan, one degree, padded: against one process, by bytes."""
+"""A batch of many lengths on 4 and 8 ranks, by a plan, one degree, padded: losses and bytes."""
 
 from functools import cache
 from typing import Any

@@ -68,7 +68,7 @@ def trained(spec: ModelSpec, inner: dict[str, int], axes: dict[str, Any] | None)
     ("ranks", "inner", "axes", "spec"),
     [
         (1, {}, {}, SPEC),
-        (2, {}, {"tensor": 2}, SPEC),
+        pytest.param(2, {}, {"tensor": 2}, SPEC, marks=pytest.mark.wide),
         (2, {}, {"tensor": 2, "sequence_parallel": True}, WITHOUT),
         (4, {"node": 2}, {"tensor": 4, "sequence_parallel": True}, SPEC),
         (4, {"node": 2}, {"tensor": 2}, WITHOUT),

@@ -58,7 +58,7 @@ def test_torchs_pipelining(tmp_path: Path, ranks: int, scheme: str, changes: dic
     assert (sent(theirs, *states) > 0) == (spec.levels.world > 1)
 
 
-@WIDE  # beside the pipeline: test_both_of_them
+@WIDE
 def test_torchs_tensor_axis(tmp_path: Path) -> None:
     model = EVEN.model_copy(update={"layers": 2})
     spec, _, theirs = both(tmp_path, 4, "zero3", tensor=2, model=model, accumulation=2)
@@ -68,6 +68,7 @@ def test_torchs_tensor_axis(tmp_path: Path) -> None:
     assert sent(theirs, "all_reduce") == per_block * spec.model.layers + embedding + head
 
 
+@WIDE
 def test_both_of_them(tmp_path: Path) -> None:
     both(tmp_path, 4, "zero3", tensor=2, pipeline=2)
 

@@ -102,6 +102,7 @@ RESTARTS = [
 
 # What is like another: a step after one that no checkpoint follows, a save that is not the last.
 ALIKE = {
+    *AT_THE_END[1::2],
     *(Kill(RunFolder, "append_step", call, is_after) for call in (3, 4, 5) for is_after in (False, True)),
     *(kill for kill in IN_CHECKPOINTS if kill.call < SAVES and kill.owner is not Path),
 }

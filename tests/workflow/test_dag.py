@@ -242,6 +242,7 @@ def test_all_of_a_tiny_dag(tree: Path) -> None:
     assert planned(snakemake(tree, "-n", *everything)) == {}  # a second run has nothing to do
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("warm_training")
 def test_runs_that_share_a_job(tree: Path) -> None:
     """One fails and keeps no other from running; the same command again runs it alone."""
