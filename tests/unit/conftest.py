@@ -55,7 +55,7 @@ def all_tables(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _all(tables: Path, folder: Path) -> Path:
-    shutil.copytree(tables, folder)
+    shutil.copytree(tables, folder, dirs_exist_ok=True)  # of a process that failed
     predictions_as_shipped(CONFIG, folder)
     for name in [name for name in TABLES if name not in OF_RUNS]:
         shipped = REFERENCE / SUITE_OF[name] if name in SUITE_OF else folder
