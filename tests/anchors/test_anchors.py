@@ -56,7 +56,8 @@ def test_a_forked_python_ends_as_any_other(tmp_path, code: str, ended: int) -> N
     assert ("ZeroDivisionError" in output.read_text()) == (ended == 1)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def reader(tmp_path: Path) -> Reader:
     return Reader(tmp_path)
 
 
+@pytest.mark.wide  # the same example as test_examples'
 def test_two_gpus(reader: Reader) -> None:
     install, doctor, first, second, advise = told("With two GPUs")
     assert install == INSTALL

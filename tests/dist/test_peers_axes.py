@@ -96,6 +96,7 @@ def test_numbers_that_torchs_schedule_refuses_are_told_in_a_line(tmp_path: Path)
     assert "\n" not in outcome.cause
 
 
+@pytest.mark.wide
 def test_torchs_split_backward_loses_gradients_under_fsdp2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

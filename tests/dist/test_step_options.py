@@ -144,7 +144,7 @@ WAYS: list[dict[str, Any]] = [
 ALONE: list[dict[str, Any]] = [{"compile": True}, {"loss_chunks": 4}]  # with --wide
 
 
-@pytest.mark.parametrize("engine", ["lowband", "fsdp2"])
+@pytest.mark.parametrize("engine", ["lowband", pytest.param("fsdp2", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.wide)])
 def test_losses_and_norms_of_runs(engine: str, dtype: str, request: pytest.FixtureRequest) -> None:
     ways = [way for way in WAYS if way.get("engine", engine) == engine]
