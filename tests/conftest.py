@@ -41,14 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported stays: looking for garbage in it takes seconds, now and again in each forked rank.
 
-    Where a rank looks, it also copies what it looks at: it looks seldom. In huge pages each fork costs less.
+    In huge pages it costs each fork less.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(100_000, 50, 100)
         gc.enable()
         huge_pages.collapse()
 
