@@ -151,6 +151,10 @@ def by_lamb() -> None:
     lowband.Lamb(model.parameters()).step()
 
 
+def by_norms() -> None:
+    lowband.norms(sharded().parameters())
+
+
 def from_a_peer() -> None:
     lowband.load_peer_checkpoint("nowhere", sharded())
 
@@ -177,6 +181,7 @@ REFUSED = {
     that_meet_seldom: "(allowed: schemes without sync)",
     as_matrices: "is cut over expert ranks, none of which has the whole matrix",
     by_lamb: "is cut over expert ranks, whose parts are not summed",
+    by_norms: "whose parts are not summed (allowed: lowband.clip_grad_norm_(module, max_norm); an optimizer",
     from_a_peer: "experts are spread over ranks",
     balanced_outside: "'0' in it is sharded, and not the module itself",
 }
@@ -226,7 +231,7 @@ def test_experts_that_are_the_same_on_all_ranks_are_warned_of() -> None:
     quiet = [[]] * 2
     assert [on_ranks(2, _drawn, how) for how in ("", "by rank", "one")] == [quiet] * 3
     for [text] in on_ranks(2, _drawn, "alike"):
-        assert "'1.mixture.experts.up' on rank 1 has the values of that on rank 0, of other experts" in text
+        assert "'1.mixture.experts.up' on rank 1 has the values of that on rank 0, of others" in text
 
 
 # ---- what works

@@ -44,7 +44,7 @@ class LeftOut:
         """Prompts between steps, say, may be given whole, of which each rank would take all for its part."""
         if self._lengths and tokens not in self._lengths:
             self._lengths = None
-            _warn(f"attention of {tokens} tokens on a rank, as no split gave: right only of parts of sequences")
+            _warn(f"attention of {tokens} tokens on a rank, as no split gave: right of parts of a sequence")
 
     def loss(self) -> None:
         """A loss is a mean over all ranks' tokens."""

@@ -174,7 +174,7 @@ def with_initial(module: nn.Module, along: Along | None) -> Along | None:
 
 
 def check_drawn(module: nn.Module, experts: Along | None) -> None:
-    """Experts drawn after spread_experts with one seed are on each rank those of the first, and would stay so.
+    """Experts drawn after spread_experts with one seed are the same on each rank, and would stay so.
 
     Warns of it, before sharding: a program may mean it. Nothing is said of copies of one expert, as where all
     begin with the weights of a dense layer. Every rank of the axis makes the call.
@@ -190,10 +190,10 @@ def check_drawn(module: nn.Module, experts: Along | None) -> None:
         is_copied = len(p) > 1 and (p == p[:1]).all()
         if is_same[:, place].any() and not of_ranks[0, place, 2] and not is_copied:
             first, *others = experts.axis.ranks
+            other = others[int(is_same[:, place].int().argmax())]
             warnings.warn(
-                f"lowband: '{name}' on rank {others[int(is_same[:, place].int().argmax())]} has the values of "
-                f"that on rank {first}, of other experts: draw them before lowband.spread_experts, or by init= "
-                "of lowband.shard",
+                f"lowband: '{name}' on rank {other} has the values of that on rank {first}, of others: "
+                "draw them before lowband.spread_experts, or by init= of lowband.shard",
                 UserWarning,
                 stacklevel=4,
             )
