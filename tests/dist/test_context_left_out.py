@@ -1,6 +1,7 @@
 """Programs that divide tokens over ranks along context and leave something out are warned of."""
 
 import warnings
+from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
@@ -70,3 +71,13 @@ def test_what_is_left_out_is_warned_of_once() -> None:
 def test_one_rank_has_all_tokens_and_hears_nothing() -> None:
     [quiet] = on_ranks(1, all_said, 1)
     assert not any(quiet.values())
+
+
+def _of_copy() -> bool:
+    layer = Layer(lowband.Context(lowband.Topology({}, lowband.Axes(context=2))), nn.Identity())
+    x = torch.randn(1, TOKENS // 2, WIDTH)
+    return torch.equal(deepcopy(layer)(x), layer(x))
+
+
+def test_a_copy_of_a_module_attends_over_the_same_ranks() -> None:
+    assert on_ranks(2, _of_copy) == [True, True]
