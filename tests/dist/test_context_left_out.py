@@ -1,6 +1,7 @@
 """Programs that divide tokens over ranks along context and leave something out are warned of."""
 
 import warnings
+from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
@@ -39,18 +40,22 @@ def said(left_out: str, ranks: int) -> list[str]:
             loss = y.mean() if left_out == "loss" else context.mean(y.sum(), torch.ones(y.shape[:2]))
             loss.backward()
             layer.zero_grad()
+            with torch.no_grad():
+                if left_out in ("nothing", "prompts"):
+                    layer(x if left_out == "prompts" else context.split(x[:, :4]))
     return [str(each.message) for each in found if "lowband.Context" in str(each.message)]
 
 
 def all_said(ranks: int) -> dict[str, list[str]]:
     torch.manual_seed(0)
-    return {each: said(each, ranks) for each in ("nothing", "attention", "split", "loss", "neighbours")}
+    return {each: said(each, ranks) for each in ("nothing", *WARNED)}
 
 
 WARNED = {
     "attention": "none of its attention was called",
     "split": "no tokens were split",
     "loss": "a loss that is no Context.mean is right only if",
+    "prompts": "attention of 8 tokens on a rank, as no split gave",
     "neighbours": "'inner': Conv1d needs the tokens of a whole sequence",
 }
 
@@ -66,3 +71,13 @@ def test_what_is_left_out_is_warned_of_once() -> None:
 def test_one_rank_has_all_tokens_and_hears_nothing() -> None:
     [quiet] = on_ranks(1, all_said, 1)
     assert not any(quiet.values())
+
+
+def _of_copy() -> bool:
+    layer = Layer(lowband.Context(lowband.Topology({}, lowband.Axes(context=2))), nn.Identity())
+    x = torch.randn(1, TOKENS // 2, WIDTH)
+    return torch.equal(deepcopy(layer)(x), layer(x))
+
+
+def test_a_copy_of_a_module_attends_over_the_same_ranks() -> None:
+    assert on_ranks(2, _of_copy) == [True, True]

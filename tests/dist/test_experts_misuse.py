@@ -1,6 +1,7 @@
 """What a user tries with layers of experts beside training them: it is right, or refused on every rank."""
 
 import copy
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,10 @@ def by_lamb() -> None:
     lowband.Lamb(model.parameters()).step()
 
 
+def by_norms() -> None:
+    lowband.norms(sharded().parameters())
+
+
 def from_a_peer() -> None:
     lowband.load_peer_checkpoint("nowhere", sharded())
 
@@ -176,6 +181,7 @@ REFUSED = {
     that_meet_seldom: "(allowed: schemes without sync)",
     as_matrices: "is cut over expert ranks, none of which has the whole matrix",
     by_lamb: "is cut over expert ranks, whose parts are not summed",
+    by_norms: "whose parts are not summed (allowed: lowband.clip_grad_norm_(module, max_norm); an optimizer",
     from_a_peer: "experts are spread over ranks",
     balanced_outside: "'0' in it is sharded, and not the module itself",
 }
@@ -204,6 +210,28 @@ def test_what_cannot_be_right_is_refused_on_every_rank(case: Any) -> None:
         kind, words = of_rank[list(REFUSED).index(case)]
         assert kind == "UserError", words
         assert REFUSED[case] in words and "\n" not in words
+
+
+# ---- what is warned of
+
+
+def _drawn(how: str) -> list[str]:
+    """What is said of experts that are drawn, or taken from a dense layer, after they were spread."""
+    model, topology = spread()
+    torch.manual_seed(torch.distributed.get_rank() if how == "by rank" else 1)
+    with warnings.catch_warnings(record=True) as found, torch.no_grad():
+        warnings.simplefilter("always")
+        for parameter in model[1].mixture.experts.parameters() if how else ():
+            parameter.copy_(torch.randn(parameter.shape[how == "one" :]))
+        lowband.shard(model, "zero3", topology, Layer, torch.float32)
+    return [str(each.message) for each in found if "experts" in str(each.message)]
+
+
+def test_experts_that_are_the_same_on_all_ranks_are_warned_of() -> None:
+    quiet = [[]] * 2
+    assert [on_ranks(2, _drawn, how) for how in ("", "by rank", "one")] == [quiet] * 3
+    for [text] in on_ranks(2, _drawn, "alike"):
+        assert "'1.mixture.experts.up' on rank 1 has the values of that on rank 0, of others" in text
 
 
 # ---- what works

@@ -122,7 +122,7 @@ def found_norms() -> tuple[list[float], list[float], str]:
     model(torch.tensor(5)).backward()
     parameters = list(model.parameters())
     of_weights, of_gradients = (
-        lowband.norms(parameters),
+        lowband.norms(model.parameters()),
         lowband.norms(parameters, [p.grad for p in parameters]),
     )
     with pytest.raises(UserError) as error:

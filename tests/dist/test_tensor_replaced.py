@@ -1,17 +1,22 @@
 """Layers whose weights are computed, and parameters with hooks, which a cut would leave behind."""
 
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
 from test_tensor_more import Net, _error
 from torch import nn
 from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel
 
 import lowband
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.tensor import Column, Row
 from tests.refused import refusal
+
+AXES = lowband.Axes(tensor=2)
 
 
 def _linear(prepare: Callable[[nn.Linear], object]) -> nn.Sequential:
@@ -76,6 +81,16 @@ def _with_a_buffer() -> list[int]:
 
 def test_other_buffers_of_a_layer_stay_as_they_are() -> None:
     assert on_ranks(2, _with_a_buffer) == [[4, 4, 8]] * 2
+
+
+def _copies() -> list[str]:
+    model = lowband.parallelize(_linear(lambda _: None), {"0": Column()}, lowband.Topology({}, AXES))
+    return [refusal(copy, model) for copy in (deepcopy, AveragedModel, pickle.dumps)]
+
+
+def test_copies_whose_parameters_would_not_know_their_slices_are_refused() -> None:
+    for found in on_ranks(2, _copies):
+        assert all("cut over ranks along tensor cannot be copied or pickled" in text for text in found)
 
 
 def _of_normed(dim: int, rule: Column | Row) -> float:

@@ -5,7 +5,7 @@ have lanes and an order of their own, so they never wait behind a unit's gather 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work, outside_of_modes
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
+from lowband.errors import UserError
 from lowband.spec.activations import ALONG, LOSS_GATHER, Exchange
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.step import Collective
@@ -33,6 +34,12 @@ class Along:
         """cuts_tokens: sequence parallelism: whether some of the modules see this rank's tokens alone"""
         self.axis, self.ledger, self.cuts_tokens = axis, Ledger(), cuts_tokens
         self._of: dict[torch.device, Collectives] = {}
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        """Reached by whoever copies a module that has it; parameters of the copy would be no slices."""
+        what = f"a module that is cut over ranks along {self.axis.name} cannot be copied or pickled"
+        allowed = "a copy made before it is cut; of lowband.shard: full_state_dict, Checkpointer"
+        raise UserError(what, where=f"tensor ranks {list(self.axis.ranks)}", allowed=allowed)
 
     def count_in(self, ledger: Ledger) -> None:
         """Count what is sent from now on in another ledger."""

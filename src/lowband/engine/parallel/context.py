@@ -76,6 +76,10 @@ class Context:
         self._all = Along(topology.along("data"))
         self._all.count_in(self._exchanges.ledger)
 
+    def __deepcopy__(self, memo: object) -> "Context":
+        """Itself: a copy of a module that has it, say a teacher, attends over the same ranks."""
+        return self
+
     @property
     def ledger(self) -> Ledger:
         """Where the bytes that its exchanges send are counted."""
@@ -102,8 +106,9 @@ class Context:
 
         tokens: of the whole sequence
         """
-        self._left_out.split()
-        return self._positions(tokens, device)
+        found = self._positions(tokens, device)
+        self._left_out.split(len(found))
+        return found
 
     def _positions(self, tokens: int, device: torch.device | None) -> torch.Tensor:
         return torch.tensor(self.layout.positions(self._place, self._padded(tokens)), device=device)

@@ -2,7 +2,7 @@
 
 A module that keeps its own attention, a loop that keeps its own mean or whole sequences: all of these train,
 wrongly, and nothing fails. So until the first `Context.mean` it is looked for, and warned of, because there
-are programs that are right without it.
+are programs that are right without it. Sequences that are not split later are known by their lengths alone.
 """
 
 import warnings
@@ -25,15 +25,26 @@ class LeftOut:
         """is_known: nothing is looked for; has_all: whether each rank has all layers, and the loss"""
         self._is_known, self._has_all = is_known, has_all
         self._has_split = self._has_attended = False
+        self._lengths: set[int] | None = None if is_known else set()  # that came of dividing; None: said
 
-    def split(self) -> None:
-        """Tokens are divided."""
+    def split(self, tokens: int) -> None:
+        """Tokens are divided, so many to each rank."""
         self._has_split = True
+        if self._lengths is not None:
+            self._lengths.add(tokens)
 
     def attended(self, out: torch.Tensor) -> torch.Tensor:
-        """The same output of attention, until it is known, with word of its gradient."""
+        """The same output of attention, [B, H, tokens, D], until it is known with word of its gradient."""
         self._has_attended = True
+        self._compare_length(out.shape[2])
         return out if self._is_known else _Attended.apply(out, self)  # type: ignore[no-any-return]
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _compare_length(self, tokens: int) -> None:
+        """Prompts between steps, say, may be given whole, of which each rank would take all for its part."""
+        if self._lengths and tokens not in self._lengths:
+            self._lengths = None
+            _warn(f"attention of {tokens} tokens on a rank, as no split gave: right of parts of a sequence")
 
     def loss(self) -> None:
         """A loss is a mean over all ranks' tokens."""

@@ -11,6 +11,7 @@ otherwise. Where it is not, the program has gone around an exchange: a module be
 not named, a cut weight is used by another function than its layer's forward, or a penalty sees a rank's part.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.transport.consistency import is_alone
-from lowband.engine.units.slice_of import slice_of
+from lowband.engine.units.slice_of import is_of_expert, slice_of
 from lowband.errors import UserError
 from lowband.spec.activations import ALIKE_GATHER
 
@@ -170,6 +171,33 @@ def with_initial(module: nn.Module, along: Along | None) -> Along | None:
     if slices and torch.stack(slices).all(0).any():
         raise UserError("all slices of two ranks have the same values", where=where, allowed=allowed)
     return along
+
+
+def check_drawn(module: nn.Module, experts: Along | None) -> None:
+    """Experts drawn after spread_experts with one seed are the same on each rank, and would stay so.
+
+    Warns of it, before sharding: a program may mean it. Nothing is said of copies of one expert, as where all
+    begin with the weights of a dense layer. Every rank of the axis makes the call.
+    """
+    named = [(name, p.detach()) for name, p in module.named_parameters() if is_of_expert(p)]
+    named = [(name, p) for name, p in named if not p.is_meta and p.numel()]
+    if experts is None or is_alone() or not named:
+        return
+    mine = torch.stack([_fingerprint(p) for _, p in named]).unsqueeze(0)
+    of_ranks = Along(experts.axis).gathered(mine, ALIKE_GATHER, 0, "initial experts").cpu()
+    is_same = (of_ranks[1:] == of_ranks[0]).all(-1)
+    for place, (name, p) in enumerate(named):
+        is_copied = len(p) > 1 and (p == p[:1]).all()
+        if is_same[:, place].any() and not of_ranks[0, place, 2] and not is_copied:
+            first, *others = experts.axis.ranks
+            other = others[int(is_same[:, place].int().argmax())]
+            warnings.warn(
+                f"lowband: '{name}' on rank {other} has the values of that on rank {first}, of others: "
+                "draw them before lowband.spread_experts, or by init= of lowband.shard",
+                UserWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def _fingerprint(parameter: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
-from lowband.engine.passes.alike import with_initial
+from lowband.engine.passes.alike import check_drawn, with_initial
 from lowband.engine.passes.hooks import Hooks
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.places import Places
@@ -77,6 +77,7 @@ class Engine:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
         self.module = module
         self.tensor = with_initial(module, along_tensor(module))
+        check_drawn(module, experts)
         self.pipeline: Along | None = None  # whose other ranks have other stages
         self.load: Along | None = None  # over which experts' loads are summed
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()

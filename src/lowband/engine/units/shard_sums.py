@@ -4,7 +4,7 @@ Each rank sums its part in fp64, and one all-reduce adds the sums of all paramet
 a parameter has the same bits, and but for the rounding of fp64 they do not depend on how it is sharded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ _SUMS = Collective("shard_sums", "all_reduce", SELF, "optim", "masters", "step",
 
 
 def norms(
-    parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor] | None = None
+    parameters: Iterable[nn.Parameter], values: Iterable[torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
     """The 2-norm of each whole parameter, or of values that are sharded as it is.
 
@@ -32,8 +32,9 @@ def norms(
 
     Returns scalars in fp64, the same bits on every rank that shares the parameter. Every rank must call it,
     with the same parameters in the same order. Under a scheme with sync, replicas have norms of their own.
-    Raises UserError for a parameter that is no shard.
+    Raises UserError for a parameter that is no shard, or of one that is cut over tensor or expert ranks.
     """
+    parameters = list(parameters)
     parts = [part_of(p) for p in parameters] if values is None else list(values)
     squares = []
     for parameter, part in zip(parameters, parts, strict=True):
@@ -59,7 +60,8 @@ def sum_parts(parameters: Sequence[nn.Parameter], mine: Sequence[torch.Tensor]) 
         of = _shard(parameter).shard_of
         if of.slice_of is not None:
             what = f"'{of.name}' is cut over {of.slice_of.axis} ranks, whose parts are not summed"
-            raise UserError(what, where="norms over ranks", allowed="an optimizer that works by elements")
+            allowed = "lowband.clip_grad_norm_(module, max_norm); an optimizer that works by elements"
+            raise UserError(what, where="norms over ranks", allowed=allowed)
         together.setdefault(_shard(parameter).collectives, []).append(i)
     sums: dict[int, torch.Tensor] = {}
     for collectives, places in together.items():
