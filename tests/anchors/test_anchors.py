@@ -73,10 +73,7 @@ def test_a_killed_rank_is_told_and_costs_the_steps_since_the_checkpoint(
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(m, marks=[pytest.mark.wide] * (m in ("DCP save", "DCP async_save")))
-        for m in checkpoints.METHODS
-    ],
+    [pytest.param(m, marks=[pytest.mark.wide] * m.startswith("DCP")) for m in checkpoints.METHODS],
 )
 def test_every_method_writes_the_whole_state(method: str) -> None:
     small = CONFIG.model("gpt-200k").model_dump()

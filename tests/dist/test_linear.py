@@ -199,7 +199,12 @@ def _bits(cases: list[Case]) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "inners"), [(4, [(), TWO]), (8, [TWO, THREE]), pytest.param(16, [FOUR], marks=pytest.mark.wide)]
+    ("ranks", "inners"),
+    [
+        (4, [(), TWO]),
+        pytest.param(8, [TWO, THREE], marks=pytest.mark.wide),
+        pytest.param(16, [FOUR], marks=pytest.mark.wide),
+    ],
 )
 def test_bits_are_those_of_one_process_that_adds_in_the_same_order(ranks: int, inners: list[Inner]) -> None:
     """On 2 x 2 ranks any order of two is the same; on 4 x 2 and 4 x 4 it is not."""

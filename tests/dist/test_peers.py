@@ -186,6 +186,7 @@ def test_what_a_peer_cannot_run_is_an_outcome(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.wide
 def test_qgz_scales_matrices_by_the_ranks_of_a_node() -> None:
     """A fault of DeepSpeed 0.19.8, shown with SGD; if this fails it may have been mended: say so in docs."""
     scale = qgz_scale(4, 2)

@@ -30,6 +30,7 @@ from lowband.run.train import train
 from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
+from tests import warm
 from tests.checkout import CONFIG
 from tests.printed import printed_by
 from tests.refused import answer
@@ -105,9 +106,10 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     local, launched = (spec_file(tmp_path / name, ranks=2, model=MODEL) for name in ("local", "torchrun"))
     assert train(local).status == "ok"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run([*torchrun, "-m", "lowband", "train", str(launched)], OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = warm.begun([*torchrun, "-m", "lowband", "train", launched], tmp_path / "printed")
+    process.join(300)
+    assert warm.killed(process) == 0, (tmp_path / "printed").read_text()
     outcomes = [Outcome.read_json(path.parent / "outcome.json") for path in (local, launched)]
     assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256 != ""
 

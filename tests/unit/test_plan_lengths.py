@@ -91,6 +91,7 @@ def test_one_micro_step_more_than_the_fewest_may_be_faster(zones):
     assert (len(found.steps), found.seconds) == (2, pytest.approx(16))
 
 
+@pytest.mark.wide
 def test_a_batch_of_512_on_64_ranks_is_a_small_milp():
     lengths, degrees = long_tailed(512, 0), list(EXCHANGE)
     cost = costs(room=3000, fixed_s=0.5)

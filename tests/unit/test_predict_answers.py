@@ -150,7 +150,12 @@ def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "how", [["--tp", "1", "--pp", "1", "--micro-batch", "1"], ["--outer-gbps", "10"], ["--lengths"]]
+    "how",
+    [
+        pytest.param(["--tp", "1", "--pp", "1", "--micro-batch", "1"], marks=pytest.mark.wide),
+        ["--outer-gbps", "10"],
+        ["--lengths"],
+    ],
 )
 def test_a_strict_plan_ends_with_1_if_nothing_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]

@@ -221,7 +221,7 @@ def test_outside_of_a_box_its_profile_names_those_of_sites(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", [SITES[0], *(pytest.param(s, marks=pytest.mark.wide) for s in SITES[1:])])
 def test_a_site_without_an_account_submits_nothing(site: str, tmp_path: Path) -> None:
     line = refused(started(tmp_path, f"slurm/{site}"), tmp_path)
     assert line.startswith(f"lowband: slurm/{site}: SLURM_PROJECT is not set")
