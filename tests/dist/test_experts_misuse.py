@@ -155,6 +155,12 @@ def by_norms() -> None:
     lowband.norms(sharded().parameters())
 
 
+def given_a_whole_state() -> None:
+    model = model_of()
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    spread(model)[0].load_state_dict(whole)
+
+
 def from_a_peer() -> None:
     lowband.load_peer_checkpoint("nowhere", sharded())
 
@@ -182,6 +188,7 @@ REFUSED = {
     as_matrices: "is cut over expert ranks, none of which has the whole matrix",
     by_lamb: "is cut over expert ranks, whose parts are not summed",
     by_norms: "whose parts are not summed (allowed: lowband.clip_grad_norm_(module, max_norm); an optimizer",
+    given_a_whole_state: "'1.mixture.experts.up' is whole, and cut over expert ranks in the module (allowed",
     from_a_peer: "experts are spread over ranks",
     balanced_outside: "'0' in it is sharded, and not the module itself",
 }

@@ -184,7 +184,7 @@ def test_what_remains_impossible_is_refused() -> None:
         "weights of 'blocks.2' changed between this forward and its backward",
         "'blocks.2': weights that a forward saved are read outside of a backward",
         "breadth-first: the loss uses a tensor of another micro-batch",
-        "Net: breadth-first: a backward inside of a forward",
+        "Net: a backward inside of a forward of several micro-batches",
     ]
     for said, words in zip(on_ranks(2, refusals)[0], expected_words, strict=True):
         assert words in said

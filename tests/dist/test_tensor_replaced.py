@@ -93,6 +93,23 @@ def test_copies_whose_parameters_would_not_know_their_slices_are_refused() -> No
         assert all("cut over ranks along tensor cannot be copied or pickled" in text for text in found)
 
 
+def _given_states() -> tuple[str, bool]:
+    """What a whole state is told; whether one's own is taken."""
+    plain = _linear(lambda _: None)
+    whole = {name: value.clone() for name, value in plain.state_dict().items()}
+    model = lowband.parallelize(plain, {"0": Column()}, lowband.Topology({}, AXES))
+    own = {name: value + 1 for name, value in model.state_dict().items()}
+    told = refusal(nn.ModuleDict({"net": model}).load_state_dict, {f"net.{k}": v for k, v in whole.items()})
+    model.load_state_dict(own)
+    return told, all(torch.equal(own[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_whole_state_is_refused_by_name() -> None:
+    line = "load_state_dict(): 'net.0.weight' is whole, and cut over tensor ranks in the module (allowed: wei"
+    for told, is_taken in on_ranks(2, _given_states):
+        assert line in told and is_taken
+
+
 def _of_normed(dim: int, rule: Column | Row) -> float:
     """A weight norm over what a rank has all of."""
 

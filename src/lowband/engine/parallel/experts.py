@@ -26,7 +26,7 @@ from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.changes import check_no_hooks
 from lowband.engine.units.own_attributes import keep_attributes
-from lowband.engine.units.slice_of import SliceOf, is_of_expert, is_partial, mark_partial
+from lowband.engine.units.slice_of import SliceOf, is_of_expert, is_partial, mark_partial, refuse_wholes
 from lowband.errors import UserError
 from lowband.spec.activations import EXPERTS_LOAD
 from lowband.spec.routing import Routing
@@ -173,6 +173,7 @@ def spread_experts(module: nn.Module, topology: Topology) -> nn.Module:
     slices: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in layers.items():
         layer.spread(along, name, slices, topology.axes.copies)
+    refuse_wholes(module)
     return module
 
 

@@ -23,7 +23,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.engine.units.changes import check_no_hooks
 from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
-from lowband.engine.units.slice_of import SliceOf, mark_partial
+from lowband.engine.units.slice_of import SliceOf, mark_partial, refuse_wholes
 from lowband.errors import UserError
 from lowband.spec.tensor import DIVIDED, Column, Partial, Plan, Row, Rule, Split, Tokens, rule_of
 
@@ -63,6 +63,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
             cutter.cut(child, name, rules[child], _around(module, name))
     for child in module.modules():
         child._lowband_tensor = cutter.along  # type: ignore[assignment]
+    refuse_wholes(module)
     return module
 
 

@@ -247,7 +247,7 @@ class Hooks:
             return
         if self._passes.leader is not None:
             raise UserError(
-                "breadth-first: a backward inside of a forward",
+                "a backward inside of a forward of several micro-batches",
                 where=type(self._module).__name__,
                 allowed="the usual loop, with lowband.no_sync",
             )

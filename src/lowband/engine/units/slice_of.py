@@ -1,11 +1,13 @@
 """A rank's part of a parameter that ranks along tensor or expert divide."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
+from lowband.errors import UserError
 from lowband.spec.axes import AxisName
 
 
@@ -47,6 +49,22 @@ def is_of_expert(parameter: torch.Tensor) -> bool:
     """Whether it is of this rank's experts, of which other ranks along the data axis have others."""
     of = slice_of(parameter)
     return of is not None and of.axis == "expert"
+
+
+def refuse_wholes(module: nn.Module) -> None:
+    """Have its `load_state_dict` say of a whole parameter that it is cut, before torch lists the sizes."""
+    module.register_load_state_dict_pre_hook(_refuse_wholes)
+
+
+def _refuse_wholes(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    for name, parameter in module.named_parameters():
+        of, given = slice_of(parameter), state.get(prefix + name)
+        if of is not None and isinstance(given, torch.Tensor) and given.shape == of.shape:
+            raise UserError(
+                f"'{prefix}{name}' is whole, and cut over {of.axis} ranks in the module",
+                where="load_state_dict()",
+                allowed="weights loaded before the module is cut, or by init= of lowband.shard",
+            )
 
 
 def mark_partial(parameters: Iterable[nn.Parameter]) -> None:
