@@ -114,7 +114,9 @@ def test_resumed_while_an_exchange_is_on_its_way(tmp_path: Path) -> None:
     assert on_ranks(4, go_on_otherwise, str(tmp_path), time_limit_s=400) == [[6, 6, 5, 8]] * 4
 
 
-@pytest.mark.parametrize("scheme", [LATE, PAIRS], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize(
+    "scheme", [LATE, pytest.param(PAIRS, marks=pytest.mark.wide)], ids=lambda scheme: scheme.name
+)
 def test_a_killed_run_has_the_records_of_one_that_was_not(tmp_path: Path, scheme: Scheme) -> None:
     """Also of bytes that were sent before it was killed and are counted afterwards, when they arrive."""
     found = []

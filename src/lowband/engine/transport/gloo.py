@@ -128,7 +128,7 @@ def lost(partner: int, name: str, error: RuntimeError) -> PeerLost:
     rank, text = dist.get_rank(), str(error).splitlines()[0]
     if "imed out" in text:
         what = f"rank {rank} timed out waiting for rank {partner}"
-        why = "it stopped, or the two ranks do not run the same modules in the same order"
+        why = "it stopped, or the two ranks do not run the same steps and modules in the same order"
     else:
         what, why = f"rank {rank} lost its connection to rank {partner}", text
     return PeerLost(f"{what} in {name}: {why}")
