@@ -126,6 +126,15 @@ def test_where_deepspeed_keeps_states_is_their_tier(device: str, optim: str) -> 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("device", "tier"), [("none", ""), ("cpu", "@host"), ("nvme", "@disk")])
+def test_where_deepspeed_keeps_weights_is_their_tier(device: str, tier: str) -> None:
+    zero = {"stage": 3, "offload_param": {"device": device, "nvme_path": "/local_nvme", "buffer_size": 1e9}}
+    found = scheme_of_deepspeed({"zero_optimization": zero}, LEVELS, "test")
+    assert found.model_dump(exclude_defaults=True) == {
+        "name": "imported", "weights": f"world{tier}", "grads": "world", "optim": "world",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("config", [{}, {"zero_optimization": {}}, {"zero_optimization": {"stage": 0}}])
 def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
     """DeepSpeed's default stage is 0."""
@@ -140,7 +149,15 @@ def test_without_a_stage_nothing_is_sharded(config: dict) -> None:
         ({"stage": 4}, "stage is 4 (allowed: 0, 1, 2, 3)"),
         ({"stage": 3, "zero_hpz_partition_size": 3}, "no level of 3 ranks (allowed: 1, 2, 4, 8)"),
         ({"stage": 2, "zero_quantized_weights": True}, "need stage 3, not 2"),
-        ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param has no counterpart here"),
+        ({"stage": 3, "cpu_offload_param": True}, "cpu_offload_param has no counterpart here"),
+        (
+            {"stage": 2, "offload_param": {"device": "cpu"}},
+            "offload_param is not for stage 2 (allowed: stage",
+        ),
+        (
+            {"stage": 3, "offload_param": {"ratio": 0.5}},
+            "offload_param.ratio is not known (allowed: buf",
+        ),
         ({"stage": 3, "offload_optimizer": "cpu"}, "offload_optimizer is not a mapping of keys to values"),
         ({"stage": 3, "offload_optimizer": []}, "offload_optimizer is not a mapping of keys to values"),
         ({"stage": 3, "offload_optimizer": {"devise": "cpu"}}, "offload_optimizer.devise is not known"),

@@ -19,7 +19,10 @@ from lowband.predict.search.software import SOFTWARE, of_stack, runners
 from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
+from lowband.spec.exchange import scheme_of_deepspeed
+from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import DEVICE, DISK, HOST, Tier
 from tests.checkout import CONFIG, ROOT
 from tests.printed import printed_by
 
@@ -70,6 +73,18 @@ def test_a_node_of_all_ranks_is_all_of_them(level: str, weights: bool, stage: in
     assert zero == {"stage": stage, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
     if level == "node":
         assert "deepspeed" not in runners(replace(on_host, ranks=8))
+
+
+@pytest.mark.parametrize("optim", [HOST, DISK])
+@pytest.mark.parametrize("weights", [DEVICE, HOST, DISK])
+def test_deepspeed_is_told_the_tiers_of_a_plan(optim: Tier, weights: Tier) -> None:
+    machine, stack = setting(CONFIG, "dgx-h100", "deepspeed-zero")
+    places = [f"optim@{optim}", *([f"weights@{weights}"] if weights != DEVICE else [])]
+    of = machine, stack, CONFIG.model("gpt-10b"), CONFIG.scheme("zero3"), 8, 1, 2048
+    planned = Workload(*of, recompute="full", beyond=Beyond.of(places))
+    assert "deepspeed" in runners(planned)
+    read = scheme_of_deepspeed(json.loads(deepspeed(best(planned))), Levels.fit(machine.sizes, 8), "test")
+    assert (read.optim_tier, read.weights_tier) == (optim, weights)
 
 
 @pytest.mark.parametrize("level", ["node", "world"])

@@ -73,28 +73,33 @@ def scheme_of_deepspeed(config: dict[str, Any], levels: Levels, where: str) -> S
         "grads": shard if stage >= 2 else SELF,
         "optim": shard if stage >= 1 else SELF,
     }
-    places["optim"] = at(places["optim"], _tier_of_states(zero, where))
+    places["optim"] = at(places["optim"], _tier(zero, "offload_optimizer", where))
+    places["weights"] = at(places["weights"], _tier(zero, "offload_param", where))
     scheme = Scheme.parse({"name": "imported", **places, "secondary": secondary, **wires}, where)
     scheme.check(levels)
     return scheme
 
 
-def _tier_of_states(zero: dict[str, Any], where: str) -> Tier:
-    """Of `offload_optimizer`, whose keys but `device` and `ratio` affect only speed."""
-    key = "zero_optimization.offload_optimizer"
-    offload = {} if (given := zero.get("offload_optimizer")) is None else given
-    if not isinstance(offload, dict):
+def _tier(zero: dict[str, Any], offload: str, where: str) -> Tier:
+    """Where states lie of which an object of DeepSpeed's says so. Its keys but `device` and `ratio` affect
+    only speed.
+    """
+    key, (known, stages) = f"zero_optimization.{offload}", _OFFLOADING[offload]
+    values = {} if (given := zero.get(offload)) is None else given
+    if not isinstance(values, dict):
         raise UserError(f"{key} is not a mapping of keys to values", where=where)
-    if unknown := sorted(set(offload) - _OFFLOADING):
-        raise UserError(f"{key}.{unknown[0]} is not known", where=where, allowed=sorted(_OFFLOADING))
-    device, ratio = str(offload.get("device", "none")), offload.get("ratio", 1)
-    if device not in _TIERS:
-        raise UserError(f"{key}.device is {device!r}", where=where, allowed=[*_TIERS])
+    if unknown := sorted(set(values) - known):
+        raise UserError(f"{key}.{unknown[0]} is not known", where=where, allowed=sorted(known))
+    device, ratio = str(values.get("device", "none")), values.get("ratio", 1)
+    if device not in TIERS:
+        raise UserError(f"{key}.device is {device!r}", where=where, allowed=[*TIERS])
     if ratio != 1:
         raise UserError(f"{key}.ratio is {ratio!r}", where=where, allowed="1: all states in one place")
-    if device != "none" and zero.get("stage", 0) == 0:
-        raise UserError(f"{key} is not for stage 0", where=where, allowed="stage 1, 2, 3")
-    return _TIERS[device]
+    stage = zero.get("stage", 0)
+    if device != "none" and stage not in stages:
+        allowed = f"stage {', '.join(map(str, stages))}"
+        raise UserError(f"{key} is not for stage {stage}", where=where, allowed=allowed)
+    return TIERS[device]
 
 
 def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> str | None:
@@ -108,14 +113,21 @@ def _group_level(zero: dict[str, Any], key: str, levels: Levels, where: str) -> 
     raise UserError(f"zero_optimization.{key}: no level of {size!r} ranks", where=where, allowed=levels.sizes)
 
 
-_TIERS: dict[str, Tier] = {"none": "device", "cpu": "host", "nvme": "disk"}
-_OFFLOADING = {
-    "device", "ratio", "buffer_count", "cpuadam_cores_perc", "fast_init", "nvme_path", "pin_memory",
-    "pipeline", "pipeline_read", "pipeline_write", "super_offload",
+TIERS: dict[str, Tier] = {"none": "device", "cpu": "host", "nvme": "disk"}  # by DeepSpeed's name
+# The keys of an object that says where states lie, and the stages that it is for.
+_OFFLOADING: dict[str, tuple[set[str], tuple[int, ...]]] = {
+    "offload_optimizer": (
+        {"device", "ratio", "buffer_count", "cpuadam_cores_perc", "fast_init", "nvme_path", "pin_memory",
+         "pipeline", "pipeline_read", "pipeline_write", "super_offload"},
+        (1, 2, 3),
+    ),
+    "offload_param": (
+        {"device", "buffer_count", "buffer_size", "max_in_cpu", "nvme_path", "pin_memory"}, (3,),
+    ),
 }  # fmt: skip
-_PLACING = {"stage", "offload_optimizer", "zero_hpz_partition_size", "mics_shard_size", *QUANTIZED}
+_PLACING = {"stage", "zero_hpz_partition_size", "mics_shard_size", *_OFFLOADING, *QUANTIZED}
 _NO_SCHEME = {
-    "cpu_offload", "cpu_offload_param", "offload_param", "zenflow", "zeropp_loco_param",
+    "cpu_offload", "cpu_offload_param", "zenflow", "zeropp_loco_param",
     "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather",
 }  # fmt: skip
 _TUNING = {

@@ -14,9 +14,13 @@ from lowband.errors import UserError
 from lowband.predict.search.candidates import Candidate
 from lowband.predict.search.software import every_of_rank, is_all, layers_of_stage, runners
 from lowband.predict.workload import Workload
+from lowband.spec.exchange import TIERS
 from lowband.spec.files import create_whole
+from lowband.spec.machine import TierName
 from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.tiers import DISK
 
+_DEVICES = {tier: device for device, tier in TIERS.items()}
 _CP_TYPES = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
 _SCHEDULES = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
@@ -123,7 +127,8 @@ def deepspeed(best: Candidate) -> str:
         zero["zero_quantized_gradients"] = True
     if job.placed is not None:
         part = {"ratio": job.placed.share} if job.placed.share < 1 else {}
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, **part}
+        zero |= _beyond("offload_optimizer", job.placed.optim, part)
+        zero |= _beyond("offload_param", job.placed.weights, {})
     written = {
         "train_batch_size": best.micro_batch * best.accumulation * job.levels.world // job.axes.context,
         "train_micro_batch_size_per_gpu": best.micro_batch,
@@ -132,6 +137,12 @@ def deepspeed(best: Candidate) -> str:
         "zero_optimization": zero,
     }
     return json.dumps(written, indent=2) + "\n"
+
+
+def _beyond(key: str, tier: TierName | None, more: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's object for states in a tier; a disk's path is the user's own."""
+    path = {"nvme_path": "/local_nvme"} if tier == DISK else {}
+    return {key: {"device": _DEVICES[tier], "pin_memory": True, **path, **more}} if tier else {}
 
 
 def torchtitan(best: Candidate) -> str:
