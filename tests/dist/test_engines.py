@@ -138,7 +138,11 @@ LOSSES = {
 
 
 @pytest.mark.parametrize(
-    ("loss", "ranks", "widths"), pairwise(itertools.product(LOSSES, (2, 4, 8), WIDTHS), size=1)
+    ("loss", "ranks", "widths"),
+    [
+        *pairwise(itertools.product(LOSSES, (2, 4), WIDTHS), size=1),
+        *(pytest.param(*each, marks=pytest.mark.wide) for each in itertools.product(LOSSES, (8,), WIDTHS)),
+    ],
 )
 def test_two_sharded_modules_train_as_one(loss: str, ranks: int, widths: str) -> None:
     scheme = {2: ZERO3, 4: HIER3, 8: HPZ}[ranks]

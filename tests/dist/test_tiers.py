@@ -121,7 +121,7 @@ CASES: list[Case] = [
     for ranks, *rest in product(INNER, ("zero1", "zero3", "hier3"), (1, 2, 4), (0.05, math.inf), DTYPE)
     if CONFIG.scheme(rest[0]).machine_levels <= {*INNER[ranks]}
 ]
-FEW = covering([case for case in CASES if case[0] in (1, 2)])
+FEW = covering([case for case in CASES if case[0] in (1, 2)], size=1)
 FEW |= {(4, "hier3", 2, 0.05, "bf16")}  # levels
 
 

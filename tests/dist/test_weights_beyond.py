@@ -48,7 +48,7 @@ CASES: list[Case] = [
     if CONFIG.scheme(rest[2]).machine_levels <= {*INNER[ranks]}
 ]
 EXPERTS = CONFIG.model("gpt-200k").model_copy(update={"experts": 4})
-FEW = covering([case for case in CASES if case[0] == 2 and {"zero1", "zero3"} & {*case}]) | {
+FEW = covering([case for case in CASES if case[0] == 2 and {"zero1", "zero3"} & {*case}], size=1) | {
     (2, "host", "disk", "hpz", 2, 0.05, "bf16"),
     (1, "host", "device", "zero3", 2, math.inf, "fp32"),
     (1, "disk", "host", "zero1", 1, 0.05, "bf16"),
