@@ -186,6 +186,31 @@ def test_the_command_writes_them(
 
 
 @pytest.mark.parametrize(
+    ("software", "stack", "tiers", "file", "says"),
+    [
+        ("megatron-lm", "megatron-lm", ["optim@host"], "found.args", "--optimizer-cpu-offload\n"),
+        ("deepspeed", "deepspeed-zero", ["optim@host"], "found.json", '"offload_optimizer": {'),
+        ("torchtitan", "fsdp2", ["optim@host", "weights@host"], "found.toml", "enable_cpu_offload = true\n"),
+    ],
+)
+def test_the_command_writes_tiers(
+    software: str, stack: str, tiers: list[str], file: str, says: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    of = ["plan", "--cluster", "polaris", "--stack", stack, "--model", "gpt-10b", "--gpus", "4"]
+    of += ["--micro-batch", "1", "--seq", "1024", "--tiers", *tiers, "--write", "found"]
+    assert file in printed_by(capsys, *of, "--software", software)
+    assert says in (tmp_path / file).read_text()
+
+
+def test_a_copy_of_one_rank_is_none_to_deepspeed() -> None:
+    """Of a node along data one rank is left, where the others are along tensor."""
+    assert "deepspeed" in runners(job("zeropp", Ways.of_options(4), recompute="full"))
+    assert "deepspeed" not in runners(job("zeropp", Ways.of_options(8), recompute="full"))
+
+
+@pytest.mark.parametrize(
     ("ranks", "says"),
     [
         (4, "groups of 4 ranks on nodes of 8"), (8, "groups of 8 ranks on nodes of 8"),

@@ -325,10 +325,8 @@ JOB = ["--cluster", "polaris", "--model", "gpt-10b", "--gpus", "4", "--root", st
     [
         (["predict", "--scheme", "zero3", "--tier-stride", "2"], "are of --tiers"),
         (["predict", "--scheme", "zero3", "--tiers", "optim@host", "--tier-share", "2"], "share 2"),
-        (
-            ["plan", "--tiers", "optim@host", "--write", "mine", "--software", "deepspeed"],
-            "--tiers is without --write",
-        ),
+        (["plan", "--tiers", "optim@host", "--outer-gbps", "1"], "--tiers is without --outer-gbps"),
+        (["plan", "--lora-rank", "8", "--write", "mine"], "--lora-rank is without --write"),
         (["plan", "--tiers", "optim@host", "--largest"], "--tiers is without --largest"),
         (["plan", "--largest", "--tp", "2"], "--largest is without --tp"),
         (["plan", "--largest", "--micro-batch", "1", "2"], "--largest takes one --micro-batch"),

@@ -232,12 +232,14 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
 
     given = options.tier_share, options.tier_stride, options.tier_late
     beyond, adapters = Beyond.of(options.tiers, *given), lora(options)
-    elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps", "write")
-    if beyond is not None and elsewhere == ["--write"] and (not options.software or OURS in options.software):
-        elsewhere = []  # a scheme says where states lie
-    for option, is_asked in (("tiers", beyond is not None), ("lora-rank", adapters is not None)):
-        if is_asked and elsewhere:
-            raise UserError(f"--{option} is without {elsewhere[0]}")
+    elsewhere = plan_others.given(options, "largest", "lengths", "outer_gbps")
+    written = plan_others.given(options, "write")  # nothing that is written says a rank of LoRA
+    for option, without in (
+        ("tiers", elsewhere if beyond is not None else []),
+        ("lora-rank", [*elsewhere, *written] if adapters is not None else []),
+    ):
+        if without:
+            raise UserError(f"--{option} is without {without[0]}")
     if options.tier_late:
         for degree in ("pp", "ep"):  # with which our engine has none
             setattr(options, degree, getattr(options, degree) or [1])

@@ -111,7 +111,8 @@ def _of_deepspeed(s: Scheme, job: Workload) -> bool:
         quantized = gathers in (("native", "native"), ("int8", "int8")) or (
             s.secondary is not None and gathers == ("int8", "native")
         )
-        return quantized and wires["boundary_reduce"] == "native"
+        is_copied = s.secondary is None or job.levels.size(s.secondary) > 1  # hpZ's 1 stands for none
+        return quantized and is_copied and wires["boundary_reduce"] == "native"
     if s.weights != SELF:  # MiCS
         return _is_exact(s) and s.secondary is None and s.weights == s.grads == s.optim
     if s.optim == SELF:

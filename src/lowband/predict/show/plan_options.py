@@ -173,6 +173,7 @@ def torchtitan(best: Candidate) -> str:
         "training": {
             "local_batch_size": own, "seq_len": job.seq_len,
             "global_batch_size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
+            **({} if job.placed is None else {"enable_cpu_offload": True}),
         },
         "parallelism": parallelism,
         "activation_checkpoint": kept.get(job.recompute, {"mode": "selective", "selective_ac_option": "op"}),
