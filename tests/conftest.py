@@ -23,6 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        # A process that a message wakes must not take the core from its sender, here and in all that is
+        # forked: gloo sends under a lock, for which a thread of the sender's own spins meanwhile.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     records = config.getoption("--record-seconds") or config.getoption("--record-processor-seconds")
     if records:
         config.pluginmanager.register(seconds.Meter())
