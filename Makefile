@@ -70,14 +70,14 @@ smoke: install
 	$(call WATCHED,smoke) $(SNAKEMAKE) --config 'suites=[smoke]' results=smoke
 	@$(BIN)/lowband summary --tables results/smoke/tables --figures figures/smoke
 
-# Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in a process
+# Three parts, by the tests' marks (docs/testing.md): what waits for Slurm or Snakemake most of its time in processes
 # beside those that compute; then, beside nothing else, what times real messages: its computation is paced, so that
 # its three files share the cores, and a test that fails is tried once more, alone.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
 test: install
-	$(PYTEST) -m "waits and not timed" $(call MARKED,waits) & waits=$$!; \
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "waits and not timed" $(call MARKED,waits) & waits=$$!; \
 	$(PYTEST) -n $(CORES) --dist loadfile --no-loadscope-reorder -m "not waits and not timed"; others=$$?; \
 	wait $$waits && exit $$others
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m timed $(call MARKED,timed)
