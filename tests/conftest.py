@@ -70,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.nodeid in needless:
                 item.add_marker(pytest.mark.skip(reason=passed.REASON))
     if "PYTEST_XDIST_WORKER" in os.environ:
-        files = longest_first([(str(item.path), took.get(item.nodeid, 0.0)) for item in items])
+        waited = seconds.waited()
+        files = longest_first([(str(item.path), waited.get(item.nodeid, 0.0)) for item in items])
         items.sort(key=lambda item: files.index(str(item.path)))
 
 

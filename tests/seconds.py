@@ -1,7 +1,7 @@
-"""What each test took, in tests/seconds.csv: files of long tests are begun first, and these are `slow`.
+"""What each test took, in tests/seconds.csv.
 
-Processor seconds decide where they are recorded, as those of a busy machine are what an idle one's are; wall
-seconds where only these are, as of what waits.
+By wall seconds, files of long tests are begun first; by processor seconds, as those of a busy machine are what
+an idle one's are, long tests are `slow`. Where only one of both is recorded, that decides.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 FILE = Path(__file__).with_name("seconds.csv")
-LEAST_S, SLOW_S = 1.0, 10.0  # what is recorded; what counts as slow
+LEAST_S, SLOW_S = 0.25, 10.0  # what is recorded; what counts as slow
 COLUMNS = ("seconds", "processor_s")  # wall, processor
 
 
@@ -33,6 +33,11 @@ def rows() -> dict[str, dict[str, float]]:
 def recorded() -> dict[str, float]:
     """By test, its processor seconds, or in want of them wall seconds."""
     return {test: row.get("processor_s", row.get("seconds", 0.0)) for test, row in rows().items()}
+
+
+def waited() -> dict[str, float]:
+    """By test, how long it holds the process that runs it: wall seconds, or in want of them others."""
+    return {test: row.get("seconds", row.get("processor_s", 0.0)) for test, row in rows().items()}
 
 
 def processor_s() -> float:

@@ -27,8 +27,9 @@ def test_a_busy_machine_renews_processor_seconds_alone(
         recorder.pytest_sessionfinish()
 
     record(seconds.COLUMNS, "a", 30.0, 4.0)
-    record(seconds.COLUMNS, "short", 0.5, 0.5)
+    record(seconds.COLUMNS, "short", 0.2, 0.1)
     record(("processor_s",), "a", 90.0, 6.0)
     record(("processor_s",), "b", 90.0, 2.0)
     assert seconds.rows() == {"a": {"seconds": 30.0, "processor_s": 6.0}, "b": {"processor_s": 2.0}}
     assert seconds.recorded() == {"a": 6.0, "b": 2.0}
+    assert seconds.waited() == {"a": 30.0, "b": 2.0}
