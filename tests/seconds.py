@@ -1,7 +1,7 @@
 """What each test took, in tests/seconds.csv.
 
-By wall seconds, files of long tests are begun first; by processor seconds, as those of a busy machine are what
-an idle one's are, long tests are `slow`. Where only one of both is recorded, that decides.
+By wall seconds, files of long tests are begun first; by processor seconds, as those of a busy machine are
+what an idle one's are, long tests are `slow`. Where only one of both is recorded, that decides.
 """
 
 import contextlib
