@@ -225,8 +225,11 @@ def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
     if kinds is None:
         return
     if type(child) not in kinds:
-        allowed = [kind.__name__ for kind in kinds]
-        raise UserError(f"the module is of type {type(child).__name__}", where=where, allowed=allowed)
+        names, own = [kind.__name__ for kind in kinds], type(child)
+        kind = f"{own.__module__}.{own.__name__}" if own.__name__ in names else own.__name__
+        inside = [f"'{name}.{each}'" for each, inner in child.named_modules() if type(inner) in kinds]
+        allowed = ", ".join(names) + ("; in it: " + ", ".join(inside[:4]) if inside else "")
+        raise UserError(f"the module is of type {kind}", where=where, allowed=allowed)
     if isinstance(child, nn.Embedding) and (
         child.max_norm is not None or child.padding_idx is not None or child.scale_grad_by_freq
     ):
