@@ -81,3 +81,16 @@ def _of_copy() -> bool:
 
 def test_a_copy_of_a_module_attends_over_the_same_ranks() -> None:
     assert on_ranks(2, _of_copy) == [True, True]
+
+
+def _of_chain() -> list[str]:
+    topology = lowband.Topology({}, lowband.Axes(context=2))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        lowband.Pipeline([nn.Linear(4, 4), nn.Conv1d(4, 4, 3)], F.mse_loss, "zero3", topology, 1)
+    return [str(each.message) for each in found]
+
+
+def test_a_chain_that_was_not_bound_is_warned_of() -> None:
+    for told in on_ranks(2, _of_chain):
+        assert [each[:46] for each in told] == ["lowband.Context: '1': Conv1d needs the tokens "]

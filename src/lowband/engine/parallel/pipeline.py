@@ -15,6 +15,7 @@ from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
+from lowband.engine.parallel.left_out import bound_context
 from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Cut, Plan, check_apart, check_lists, cut
 from lowband.engine.parallel.tied import Tied
@@ -109,11 +110,8 @@ class Pipeline(nn.Module):
         for key, tier in (("optim", given.optim_tier), ("weights", given.weights_tier)):
             if tier == DISK:
                 level = getattr(given, key)
-                raise UserError(
-                    f"{key} {level}@{DISK} in stages of a pipeline",
-                    where=f"scheme '{given.name}'",
-                    allowed=(level, f"{level}@{HOST}"),
-                )
+                what = f"{key} {level}@{DISK} in stages of a pipeline"
+                raise UserError(what, where=f"scheme '{given.name}'", allowed=(level, f"{level}@{HOST}"))
         if given.offload is not None:
             what = "offload in stages of a pipeline"
             raise UserError(what, where=f"scheme '{given.name}'", allowed="no offload")
@@ -155,7 +153,8 @@ class Pipeline(nn.Module):
             engine.pipeline.count_in(engine.ledger)
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
-        if (context := getattr(chain, "_lowband_context", None)) is not None:
+        whole = chain if isinstance(chain, nn.Module) else nn.ModuleList(modules)
+        if (context := bound_context(whole, topology)) is not None:
             context.count_in(engine.ledger)
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
