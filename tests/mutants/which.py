@@ -113,6 +113,7 @@ _ENGINE = {
     "parallel/expert_products": [f"{UNIT}routing_products.py"],
     "parallel/linear": _dist("linear", "context_gpt"),
     "parallel/cut_layers": _dist("tensor", "tensor_more", "latent"),
+    "parallel/divided": _dist("divided_tokens", "tensor"),
     "parallel/tensor": _dist("tensor", "tensor_more", "tensor_shard", "tensor_parts"),
     "parallel/torch_cut": _dist("torch_cut"),
     "parallel/deferred": _dist("pipeline_programs", "pipeline_modules", "pipeline"),

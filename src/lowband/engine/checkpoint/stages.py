@@ -46,7 +46,7 @@ def _joined(contents: Sequence[Content], where: object) -> Content:
             raise UserError(
                 "stages of a pipeline save different steps, optimizers or param groups",
                 where=str(where),
-                allowed="the same on all ranks, but for the parameters in a group",
+                allowed="the same on all ranks, but for the parameters in a group, which may be empty",
             )
     groups = [
         Group(

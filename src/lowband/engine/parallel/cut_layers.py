@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.engine.collectives.activations import Along, vocabulary_losses
+from lowband.engine.parallel.divided import Divided
 from lowband.errors import UserError
 from lowband.spec.activations import ENTER, ENTER_TOKENS, JOIN, LEAVE, LEAVE_TOKENS, SPLIT, Exchange
 
@@ -29,10 +30,10 @@ class Entered:
 
     def through(self, x: torch.Tensor, cut: "Cut") -> torch.Tensor:
         if x.is_inference() or isinstance(x, nn.Parameter):
-            return cut.along.pass_through(x, cut.exchange, cut.name)
+            return cut(x)
         state = x._version, x.requires_grad, torch.is_grad_enabled()
         if self.last is None or self.last[0] is not x or self.last[1] != state:
-            self.last = x, state, cut.along.pass_through(x, cut.exchange, cut.name)
+            self.last = x, state, cut(x)
         return self.last[2]
 
     def __call__(self, *_: object) -> None:
@@ -41,15 +42,20 @@ class Entered:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a cut layer exchanges. name: the layer's; entered: shared by the column products of one module"""
+    """How a cut layer exchanges. name: the layer's; entered: shared by the column products of one module;
+    divided: shared by all layers of the module that was cut, with sequence parallelism"""
 
     along: Along
     exchange: Exchange
     name: str
     entered: Entered = field(default_factory=Entered)
+    divided: Divided | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.along.pass_through(x, self.exchange, self.name)
+        passed = self.along.pass_through(x, self.exchange, self.name)
+        if self.divided is not None and self.exchange is ENTER_TOKENS:
+            self.divided.gathered(passed, self.name)
+        return passed
 
 
 class ColumnLinear(nn.Linear):
@@ -154,6 +160,7 @@ class Splitting:
 
     along: Along
     name: str
+    divided: Divided
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if not inputs:
@@ -163,4 +170,5 @@ class Splitting:
         tokens, ranks = first.shape[SPLIT.dim], self.along.ranks
         if tokens % ranks:
             raise UserError(f"{tokens} tokens cannot be divided over tensor {ranks}", where=f"'{self.name}'")
+        self.divided.split(self.name, tokens)
         return self.along.pass_through(first, SPLIT, self.name), *others

@@ -44,7 +44,8 @@ class Format(NamedTuple):
         return cls(is_tuple, tuple((tuple(shape), dtype, trains) for shape, dtype, trains in tensors))
 
     def __str__(self) -> str:
-        return ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in self.tensors)
+        frozen = "", " without a gradient"
+        return ", ".join(f"{dtype}{list(shape)}{frozen[not trains]}" for shape, dtype, trains in self.tensors)
 
 
 class Mail:
@@ -107,7 +108,7 @@ class Mail:
             raise UserError(
                 f"micro-batch {micro_batch} leaves it as {found}, not {self._formats[place]} as the first",
                 where=f"stage {stage} of a pipeline",
-                allowed="micro-batches of one shape in all steps",
+                allowed="micro-batches of one shape in all steps, all with gradients or none",
             )
         tensors = list(output) if found.is_tuple else [output]
         self._give(done, tensors)

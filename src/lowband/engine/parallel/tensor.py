@@ -18,6 +18,7 @@ from torch import nn
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, Splitting
+from lowband.engine.parallel.divided import Divided
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.changes import check_no_hooks
@@ -57,7 +58,8 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
         return module
     _check_replaced(module, rules, ways)
     mark_partial(parameter for parameter, found in ways.items() if found == {PARTIAL})
-    cutter = _Cutter(Along(axis, sequence_parallel), sequence_parallel)
+    divided = Divided(module, len(axis.ranks)) if sequence_parallel else None
+    cutter = _Cutter(Along(axis, sequence_parallel), divided)
     for name, child in [*module.named_modules()]:
         if child in rules:
             cutter.cut(child, name, rules[child], _around(module, name))
@@ -70,20 +72,22 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
 class _Cutter:
     """Cuts the layers of one module."""
 
-    def __init__(self, along: Along, sequence_parallel: bool) -> None:
-        self.along, self._sequence_parallel = along, sequence_parallel
+    def __init__(self, along: Along, divided: Divided | None) -> None:
+        """divided: with sequence parallelism"""
+        self.along, self._divided = along, divided
         self._slices: dict[nn.Parameter, nn.Parameter] = {}  # by whole parameter: it may have several places
         self._entered: dict[nn.Module, Entered] = {}
 
     def cut(self, child: nn.Module, name: str, rule: Rule, parent: nn.Module) -> None:
-        if self._sequence_parallel and isinstance(rule, Split):
-            child.register_forward_pre_hook(Splitting(self.along, name))
+        if self._divided is not None and isinstance(rule, Split):
+            child.register_forward_pre_hook(Splitting(self.along, name, self._divided))
         kind = CUT.get(type(rule).__name__, {}).get(type(child))
         if kind is None:
             return
-        exchange = kind.exchanges[self._sequence_parallel]
+        exchange = kind.exchanges[self._divided is not None]
         child.__class__ = kind
-        child.cut = Cut(self.along, exchange, name, self._shared_by(parent, kind))  # type: ignore[assignment]
+        entered = self._shared_by(parent, kind)
+        child.cut = Cut(self.along, exchange, name, entered, self._divided)  # type: ignore[assignment]
         dim, parts = DIVIDED.get(type(rule), 0), rule.parts if isinstance(rule, Column) else 1
         for attribute, parameter in child._parameters.items():
             if parameter is not None and parameter.ndim > dim:
