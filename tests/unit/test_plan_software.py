@@ -204,6 +204,33 @@ def test_the_command_writes_tiers(
     assert says in (tmp_path / file).read_text()
 
 
+def _attending(way: str) -> Ways:
+    return Ways.of_options(cp=2).model_copy(update={"context_attention": way})
+
+
+@pytest.mark.parametrize(
+    ("way", "names"),
+    [
+        ("ring", {"megatron-lm", "torchtitan"}),
+        ("gather", {"megatron-lm", "torchtitan"}),
+        ("heads", {"megatron-lm", "deepspeed"}),
+        ("node=heads,world=ring", {"megatron-lm"}),
+        ("node=gather,world=ring", set()),
+    ],
+)
+def test_who_attends_so_along_context(way: str, names: set[str]) -> None:
+    jobs = [job(scheme, _attending(way)) for scheme in ("zero1", "zero3")]
+    found = {row.name for row in SOFTWARE for each in jobs if row.runs(each)}
+    assert found - {"lowband"} == names
+
+
+def test_torchtitan_is_told_how_ranks_along_context_attend() -> None:
+    for way, method in ("ring", "alltoall"), ("gather", "allgather"):
+        text = torchtitan(best(job("zero1", _attending(way))))
+        assert tomllib.loads(text)["parallelism"]["context_parallel_rotate_method"] == method
+    assert "rotate" not in torchtitan(best(job("zero1", Ways.of_options())))
+
+
 def test_a_copy_of_one_rank_is_none_to_deepspeed() -> None:
     """Of a node along data one rank is left, where the others are along tensor."""
     assert "deepspeed" in runners(job("zeropp", Ways.of_options(4), recompute="full"))

@@ -13,6 +13,10 @@ layer that a process builds; llm-foundry's `activation_checkpointing_target` nam
 the host: Megatron-LM's `--optimizer-cpu-offload`, which needs its distributed optimizer, with
 `--optimizer-offload-fraction`; DeepSpeed's `offload_optimizer`, and in stage 3 its `ratio`, its `nvme` and
 `offload_param`; torchtitan's `enable_cpu_offload`, of weights and all; ours in the scheme.
+
+Of attention along context: Megatron-LM's `--cp-comm-type` has all ways, and `a2a+p2p` for two; that of
+DeepSpeed-Ulysses is by heads; torchtitan's `context_parallel_rotate_method` is torch's, `alltoall` for a ring
+or `allgather`.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +50,7 @@ class Software:
     schedules: of a pipeline, and of accumulation; 1f1b is both
     recompute: what it keeps
     axes:      names of those that it has beside data
+    attends:   how ranks along context may attend, from inside of a node outwards
     whole:     whether virtual stages need whole rounds of micro-batches, one per rank along pipeline
     adapters:  whether it trains modules as PEFT makes them
     partial:   whether it recomputes so many of the layers, and only these
@@ -58,6 +63,7 @@ class Software:
     schedules: frozenset[Name]
     recompute: frozenset[Recompute]
     axes: frozenset[str] = frozenset({"tensor", "context", "expert", "pipeline"})
+    attends: Callable[[tuple[str, ...]], bool] = lambda _: True
     whole: bool = False
     adapters: bool = False
     partial: Callable[[Workload], bool] = lambda _: False
@@ -78,6 +84,7 @@ class Software:
             and job.axes.row in self.schedules
             and (job.lora is None or self.adapters)
             and all(name in self.axes or getattr(job.axes, name) == 1 for name in _DEGREES)
+            and (job.axes.context == 1 or self.attends(attention(job)))
             and (job.recomputed == 1 or job.recompute == "none" or self.partial(job))
             and bool(self.takes(job).any())
         )
@@ -87,6 +94,11 @@ class Software:
         many = np.asarray(job.accumulation)
         rounds = self.whole and job.axes.chunks > 1
         return many % job.axes.pipeline == 0 if rounds else many > 0
+
+
+def attention(job: Workload) -> tuple[str, ...]:
+    """How ranks along context attend, from inside of a node outwards: one way, or two."""
+    return tuple(each.split("=")[-1] for each in job.axes.context_attention.split(","))
 
 
 def _is_exact(scheme: Scheme) -> bool:
@@ -184,14 +196,16 @@ SOFTWARE: Final = (
     Software(
         "megatron-lm", ("megatron-lm", "megatron-lm-2021"), _of_megatron, _MEGATRON_LM,
         frozenset({"none", "selective", "full"}), whole=True, partial=lambda job: layers_of_stage(job) > 0,
+        attends=lambda ways: ways in (("ring",), ("gather",), ("heads",), ("heads", "ring")),
         offloads=_of_megatron_on_host,
     ),
     Software(
         "deepspeed", ("deepspeed-zero",), _of_deepspeed, frozenset({"1f1b"}), frozenset({"none", "full"}),
-        adapters=True, offloads=_of_deepspeed_in_tiers,
+        attends=lambda ways: ways == ("heads",), adapters=True, offloads=_of_deepspeed_in_tiers,
     ),
     Software(
         "torchtitan", ("fsdp2", "fsdp2-2025"), _of_fsdp, _TORCHTITAN, frozenset({"none", "op", "full"}),
+        attends=lambda ways: ways in (("ring",), ("gather",)),
         partial=lambda job: every_of_rank(job) > 0, offloads=_of_fsdp_on_host,
     ),
     Software(

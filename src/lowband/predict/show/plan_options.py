@@ -12,7 +12,7 @@ from typing import Any
 
 from lowband.errors import UserError
 from lowband.predict.search.candidates import Candidate
-from lowband.predict.search.software import every_of_rank, is_all, layers_of_stage, runners
+from lowband.predict.search.software import attention, every_of_rank, is_all, layers_of_stage, runners
 from lowband.predict.workload import Workload
 from lowband.spec.exchange import TIERS
 from lowband.spec.files import create_whole
@@ -21,6 +21,7 @@ from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.tiers import DISK
 
 _DEVICES = {tier: device for device, tier in TIERS.items()}
+_ROTATES = {"ring": "alltoall", "gather": "allgather"}
 _CP_TYPES = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
 _SCHEDULES = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
@@ -91,7 +92,7 @@ def _degrees(best: Candidate) -> dict[str, Any]:
     return {
         "tensor-model-parallel-size": axes.tensor, "sequence-parallel": axes.sequence_parallel,
         "context-parallel-size": axes.context,
-        "cp-comm-type": _cp_type(axes.context_attention) if axes.context > 1 else "",
+        "cp-comm-type": "+".join(_CP_TYPES[way] for way in attention(job)) if axes.context > 1 else "",
         "expert-model-parallel-size": axes.expert, "pipeline-model-parallel-size": axes.pipeline,
         "num-virtual-stages-per-pipeline-rank": axes.chunks if axes.chunks > 1 else 0,
         "account-for-embedding-in-pipeline-split": bool(axes.layers) and first < most,
@@ -104,12 +105,6 @@ def _degrees(best: Candidate) -> dict[str, Any]:
         **on_host,
         "bf16": True,
     }  # fmt: skip
-
-
-def _cp_type(way: str) -> str:
-    """Megatron-LM's name of how ranks along context attend."""
-    inside, *outside = (_CP_TYPES[each.split("=")[-1]] for each in way.split(","))
-    return "+".join([inside, *outside])
 
 
 def deepspeed(best: Candidate) -> str:
@@ -158,6 +153,8 @@ def torchtitan(best: Candidate) -> str:
         "tensor_parallel_degree": axes.tensor, "context_parallel_degree": axes.context,
         "expert_parallel_degree": axes.expert, "pipeline_parallel_degree": axes.pipeline,
     }  # fmt: skip
+    if axes.context > 1:
+        parallelism["context_parallel_rotate_method"] = _ROTATES[attention(job)[0]]
     if job.is_in_stages:
         parallelism |= {
             "pipeline_parallel_schedule": _SCHEDULES[axes.row],
