@@ -1,5 +1,6 @@
 """Which tests run, and the order in which processes that share them (pytest-xdist) take the files."""
 
+import contextlib
 import gc
 import math
 import os
@@ -23,10 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(os, "SCHED_BATCH"):  # Linux
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # Linux, none was chosen
         # A process that a message wakes must not take the core from its sender, here and in all that is
         # forked: gloo sends under a lock, for which a thread of the sender's own spins meanwhile.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; the tests are slower then
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     records = config.getoption("--record-seconds") or config.getoption("--record-processor-seconds")
     if records:
         config.pluginmanager.register(seconds.Meter())
