@@ -2,24 +2,16 @@
 
 from typing import NamedTuple
 
-_TWO = [
-    "--own-network",
-    "-n",
-    "2",
-    "--dist",
-    "loadfile",
-    "--no-loadscope-reorder",
-    "-m",
-    "not waits and not timed",
-]
+_BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
+_COMPUTE = ["-n", "2", *_BESIDE, "-m", "not waits and not timed"]
 
 # part: arguments of pytest
 TESTS = {
-    "tests/unit": [*_TWO, "tests/unit"],
-    "tests/dist": [*_TWO, "tests/dist"],
-    "other folders": [*_TWO, "tests", "--ignore=tests/unit", "--ignore=tests/dist"],
-    "waits": ["-m", "waits and not timed", "tests"],
-    "timed": ["-m", "timed", "tests"],
+    "tests/unit": [*_COMPUTE, "tests/unit"],
+    "tests/dist": [*_COMPUTE, "tests/dist"],
+    "other folders": [*_COMPUTE, "tests", "--ignore=tests/unit", "--ignore=tests/dist"],
+    "waits": ["-n", "2", *_BESIDE, "-m", "waits and not timed", "tests"],
+    "timed": ["-n", "3", *_BESIDE, "-m", "timed", "tests"],
 }
 
 

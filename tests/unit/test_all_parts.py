@@ -1,6 +1,7 @@
 """`make test-all` leaves no test out, and counts what its campaigns found."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.all import __main__ as everything
 from tests.all.parts import CAMPAIGNS, TESTS, Campaign
 from tests.checkout import ROOT
+from tests.junit import COMMAND
 
 
 def test_every_folder_of_tests_is_in_a_part() -> None:
@@ -17,6 +19,13 @@ def test_every_folder_of_tests_is_in_a_part() -> None:
     assert {TESTS[part][TESTS[part].index("-m") + 1] for part in TESTS} == {
         "not waits and not timed", "waits and not timed", "timed",
     }  # fmt: skip
+
+
+def test_pytest_knows_the_options_of_all_parts() -> None:
+    options = [word for words in TESTS.values() for word in words if not word.startswith("tests")]
+    command = [*COMMAND, "--collect-only", "--wide", *options, __file__]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode != pytest.ExitCode.USAGE_ERROR, ended.stderr
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)
