@@ -11,7 +11,7 @@ from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.report.claim_views import write_claims
-from lowband.evidence.report.figures import FIGURES, Entry, scaling, write_figure
+from lowband.evidence.report.figures import FIGURES, Entry, lay_out, scaling, write_figure
 from lowband.evidence.report.figures.style import (
     POINTS,
     End,
@@ -55,6 +55,13 @@ def test_drawn_twice_gives_the_same_bytes(name: str, drawn: Path, all_tables: Pa
     for kind in ("pdf", "svg", "png", "csv"):
         first, second = (folder / f"{name}.{kind}" for folder in (drawn, tmp_path))
         assert first.read_bytes() == second.read_bytes(), kind
+
+
+def test_a_solution_that_differs_in_its_last_bits_is_drawn_in_the_same_place() -> None:
+    figure = Figure()
+    axes = figure.add_axes((0.1 + 0.2, 0.1, 0.5, 0.5))
+    lay_out(figure)
+    assert axes.get_position().x0 == 0.3 != 0.1 + 0.2
 
 
 def test_a_publisher_can_print_it(name: str, drawn: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pydantic import field_validator
@@ -16,6 +16,9 @@ from lowband.evidence.tables.view import View
 from lowband.spec.csv_tables import made_of, read_table, sha256, write_csv
 from lowband.spec.files import write_whole
 from lowband.spec.yaml_model import Strict, read_entries
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PNG_DPI = 300
 CLAIMS = "claims"  # the table of graded claims, which `lowband claims` writes
@@ -83,14 +86,21 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     with paper_style(), made_of(source):
         drawn = draw(data) if len(data) else nothing_to_draw(source.name)
-        drawn.draw_without_rendering()  # lays it out: once, as that takes longer than drawing
-        drawn.set_layout_engine(None)
+        lay_out(drawn)
         # Without its date, a PDF of the same figure has the same bytes.
         drawn.savefig(out_dir / f"{name}.pdf", metadata={"CreationDate": None})
         drawn.savefig(out_dir / f"{name}.svg", metadata={"Date": None})
         drawn.savefig(out_dir / f"{name}.png", dpi=PNG_DPI)
     write_csv(data, out_dir / f"{name}.csv")
     write_whole(out_dir / f"{name}.json", json.dumps(_origin(name, entry, source, out_dir), indent=2) + "\n")
+
+
+def lay_out(figure: "Figure") -> None:
+    """Once, as it takes longer than drawing; rounded, as the last bits of a solution depend on addresses."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+    for axes in figure.axes:
+        axes.set_position([round(edge, 9) for edge in axes.get_position().bounds])
 
 
 def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, str]:
