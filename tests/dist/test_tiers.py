@@ -6,6 +6,7 @@ torch's fused AdamW on both sides. `--wide`: the whole product.
 import math
 import re
 import tempfile
+from functools import cache
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,15 @@ def train(
     return trained(placed(name, tier, weights), ranks, accumulation, clip, dtype)
 
 
+@cache
+def topology_of(ranks: int) -> lowband.Topology:
+    """One for all models of a process: groups, each with three threads, stay until it ends."""
+    return lowband.Topology(INNER[ranks])
+
+
 def trained(scheme: Scheme, ranks: int, accumulation: int, clip: float, dtype: str, spec=SPEC):
     """Losses, norms, the last step's bytes and the meter, in closed form too, and the weights."""
-    topology = lowband.Topology(INNER[ranks])
+    topology = topology_of(ranks)
     model = lowband.shard(GPT(spec, seed=7), scheme, topology, Block, DTYPE[dtype], disk=folder_of(scheme))
     engine, optimizer = engine_of(model), adamw(model)
     assert all(shard.numel() % VECTOR == 0 for shard in model.parameters())

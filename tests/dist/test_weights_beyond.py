@@ -20,7 +20,20 @@ import started
 import torch
 import torch.distributed as dist
 from test_parity import SPEC
-from test_tiers import DTYPE, INNER, adamw, beside, check, folder_of, placed, resumed, saved, step, train
+from test_tiers import (
+    DTYPE,
+    INNER,
+    adamw,
+    beside,
+    check,
+    folder_of,
+    placed,
+    resumed,
+    saved,
+    step,
+    topology_of,
+    train,
+)
 
 import lowband
 from lowband.cost.bytes import unit_numels
@@ -99,7 +112,7 @@ def placed_as(scheme: dict[str, Any], weights: str, optim: str) -> Scheme:
 
 def model_of(scheme: Scheme, seed: int = 7, folder: str | Path | None = None, dtype: str = "bf16") -> Any:
     """On the levels of as many ranks as there are."""
-    topology = lowband.Topology(INNER[dist.get_world_size()])
+    topology = topology_of(dist.get_world_size())
     disk = folder_of(scheme) if folder is None else folder
     return lowband.shard(GPT(SPEC, seed=seed), scheme, topology, Block, DTYPE[dtype], disk=disk)
 
