@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowband.spec.files import create_whole, write_whole, writing_whole
+from lowband.spec.files import create_whole, write_if_changed, write_whole, writing_whole
 
 WRITERS = 8
 
@@ -39,6 +39,13 @@ def test_what_is_refused_halfway_leaves_neither_file_nor_folder(tmp_path: Path) 
             file.write("half")
             raise ValueError("refused")
     assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
+
+
+def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_bytes(b"\xff\xfe")
+    write_if_changed(file, "é\n")
+    assert file.read_text(encoding="utf-8") == "é\n"
 
 
 def test_the_first_of_several_writers_wins(tmp_path: Path) -> None:

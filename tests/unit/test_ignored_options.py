@@ -1,5 +1,6 @@
 """What the command line would ignore, or write elsewhere, is refused in one line, and nothing is written."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -195,3 +196,41 @@ def test_slow_nodes_have_the_software_that_is_asked_for(capsys: pytest.CaptureFi
     for more in ([], ["--attention", "plain"]):
         found.append(printed_by(capsys, *job, "--root", str(ROOT), *more))
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--schedule", "zb-h1"], "--schedule: would change nothing (allowed: with --pp 2 or more)"),
+        (["--ep", "2", "--imbalance", "3"], "--imbalance: 3 (allowed: 1 to 2, the ranks of --ep"),
+    ],
+)
+def test_what_no_point_would_show_is_refused(
+    options: list[str], refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*PREDICT, "--model", "mixtral-8x7b", "--seq", "2048", *options]
+    assert refused in printed_by(capsys, *given, code=2)
+
+
+def test_the_load_of_the_fullest_rank_is_at_most_all(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*PREDICT, "--model", "mixtral-8x7b", "--ep", "2", "8", "--imbalance", "3", "--json"]
+    rows = json.loads(printed_by(capsys, *given, code=1))
+    assert [row["experts"]["imbalance"] for row in rows] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--global-batch", "12"], "--global-batch: 12 sequences (allowed: a multiple of 8: ranks x micro"),
+        (["--global-batch", "3"], "--global-batch: 3 sequences"),
+        (["--micro-batch", "1000000"], "no model of the family of gpt-1m fits at micro-batch 1000000"),
+    ],
+)  # fmt: skip
+def test_a_batch_for_which_there_is_no_largest_model(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in printed_by(capsys, *PLAN, "--largest", *options, code=2)
+
+
+def test_with_strict_no_largest_model_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed_by(capsys, *PLAN, "--largest", "--micro-batch", "1000000", "--strict", code=1) == ""

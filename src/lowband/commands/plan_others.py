@@ -30,6 +30,7 @@ def largest_model(
     options: argparse.Namespace, config: "Config", machine: "Machine", stack: "Stack", model: "ModelSpec"
 ) -> None:
     from lowband.predict.request import sequence
+    from lowband.predict.room import DoesNotFit
     from lowband.predict.search.largest import largest
     from lowband.predict.show import largest as show
     from lowband.predict.workload import Workload
@@ -41,12 +42,16 @@ def largest_model(
     micro_batch, *more = options.micro_batch or [1]
     if more:
         raise UserError("--largest takes one --micro-batch")
-    batch = options.global_batch or micro_batch * options.gpus
+    passes, rest = divmod(options.global_batch or micro_batch * options.gpus, micro_batch * options.gpus)
+    if rest or not passes:
+        allowed = f"a multiple of {micro_batch * options.gpus}: ranks x micro-batch"
+        raise UserError(f"{options.global_batch} sequences", where="--global-batch", allowed=allowed)
     job = Workload(
-        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq),
-        max(1, batch // (micro_batch * options.gpus)),
-    )  # fmt: skip
+        machine, stack, model, scheme, options.gpus, micro_batch, sequence(model, options.seq), passes
+    )
     rows = [show.record(one) for one in largest(job, chooses=True)]
+    if all(row["parameters"] == 0 for row in rows):
+        raise DoesNotFit(f"no model of the family of {model.name} fits at micro-batch {micro_batch}")
     print_rows(options, rows, lambda: show.text(job, rows))
 
 

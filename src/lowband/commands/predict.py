@@ -82,7 +82,8 @@ def add_context(parser: argparse.ArgumentParser, ways: list[str], default: str) 
     )
     parser.add_argument(
         "--ways", nargs="+", default=ways, metavar="WAY",
-        help=f"of theirs: heads, gather, ring; package=heads,world=ring; state; all ({default})",
+        help="how ranks of --cp attend: heads, gather, ring; package=heads,world=ring; state; all "
+        f"({default})",
     )  # fmt: skip
     parser.add_argument(
         "--states", nargs="+", choices=get_args(States), default=[],
@@ -96,17 +97,18 @@ def add_experts(parser: argparse.ArgumentParser, routes: list[str], default: str
         "--ep", type=at_least_one, nargs="+", default=[1], metavar="N", help="ranks that divide experts"
     )
     parser.add_argument(
-        "--route", nargs="+", choices=get_args(Route), default=routes, help=f"to theirs ({default})"
-    )
+        "--route", nargs="+", choices=get_args(Route), default=routes,
+        help=f"of tokens to the ranks of --ep ({default})",
+    )  # fmt: skip
     parser.add_argument(
         "--imbalance",
         type=positive,
         default=1.0,
         metavar="X",
-        help="of theirs: most rows to mean (default: 1)",
+        help="tokens of the fullest rank of --ep, as a multiple of their mean (default: 1)",
     )
     parser.add_argument(
-        "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular ones (default: {copies})"
+        "--copies", type=at_least_zero, nargs="+", metavar="N", help=f"of popular experts (default: {copies})"
     )
 
 
@@ -117,7 +119,7 @@ def add_lora(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lora-on", nargs="+", default=[], metavar="MATRIX",
-        help="theirs: q k v out gate up down (default: q v)",
+        help="matrices with adapters: q k v out gate up down (default: q v)",
     )  # fmt: skip
 
 
@@ -210,7 +212,14 @@ def _grid(options: argparse.Namespace) -> "Grid":
         Ways.of_options(options.tp, options.pp, *of_stages, cp, *along)
         for cp, along in product(options.cp, to_experts(options.ep, options.route, options.copies or [0]))
     ]
-    check_used({"--interleave": options.interleave > 1} | given_on_axes(options, ROUTES), axes)
+    of_stages_alone = {
+        "--interleave": options.interleave > 1,
+        "--schedule": options.schedule not in ("1f1b", "breadth-first"),  # orders of passes on one stage
+    }
+    check_used(of_stages_alone | given_on_axes(options, ROUTES), axes)
+    if options.imbalance > (most := max(one.expert for one in axes)):
+        allowed = f"1 to {most}, the ranks of --ep: all rows are one rank's"
+        raise UserError(f"{options.imbalance:g}", where="--imbalance", allowed=allowed)
     beyond = Beyond.of(options.tiers, options.tier_share, options.tier_stride, options.tier_late)
     values |= {"config": Config(options.root), "seq": options.seq or [None], "axes": axes, "beyond": beyond}
     values |= {"lora": lora(options)}

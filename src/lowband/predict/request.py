@@ -91,7 +91,8 @@ def job_of(
 
 # Of an option about an axis, the degree that it is about, and its option.
 _ABOUT = {
-    "--interleave": ("pipeline", "--pp"), "--sequence-parallel": ("tensor", "--tp"),
+    "--interleave": ("pipeline", "--pp"), "--schedule": ("pipeline", "--pp"),
+    "--sequence-parallel": ("tensor", "--tp"),
     "--ways": ("context", "--cp"), "--states": ("context", "--cp"), "--route": ("expert", "--ep"),
     "--imbalance": ("expert", "--ep"), "--copies": ("expert", "--ep"),
 }  # fmt: skip

@@ -48,7 +48,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def write_if_changed(path: Path, text: str) -> None:
     """Write a file whole unless it already holds this text, so its time is that of the last change."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or path.read_bytes() != text.encode():
         write_whole(path, text)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from lowband.predict.prediction import predict
 from lowband.predict.search.advice import MICRO_BATCHES as TRIED
 from lowband.predict.search.advice import Advisor, Change, Key, answer, placed_schemes, shown, split
-from lowband.predict.show.point_text import fits
+from lowband.predict.show.point_text import fits, no_evidence
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.columns import aligned
@@ -49,7 +49,7 @@ def text(found: dict[str, Any]) -> str:
     """One screen."""
     words = found["answer"]
     lines = [
-        *found["question"], "",
+        *no_evidence(found["prediction"]), *found["question"], "",
         f"will it fit?  {words['fits']}: {words['memory']}",
         f"how fast?     {words['tokens']}, {words['step']}, {words['tflops']}",
         f"              of a step: {found['of_a_step']}", "",

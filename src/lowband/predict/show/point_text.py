@@ -49,11 +49,11 @@ def text(row: dict[str, Any]) -> str:
 
 
 def no_evidence(row: dict[str, Any]) -> list[str]:
-    """The first line of what stands on no run of the stack on the machine."""
+    """The first line where no run of the stack on the machine is known: intervals are of constants alone."""
     if row["evidence"]:
         return []
     what = f"no evidence on this machine: no run of {row['stack']} on {row['cluster']} is known"
-    return [f"lower bound, {what}; a step takes this long or longer"]
+    return [f"lower bound, {what}: what only a run shows makes a step longer"]
 
 
 def _recomputed(row: dict[str, Any]) -> str:
@@ -142,7 +142,7 @@ def fits(row: dict[str, Any]) -> str:
     between = f"({low:.3g} to {high:.3g})"
     if row["short_by_bytes"]:
         return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
-    return f"{between} fits" if low >= 0 else f"{between} fits only if the runtime takes less than it may"
+    return f"{between} fits" if low >= 0 else f"{between} fits, but not surely: short at the low end"
 
 
 def constant_lines(found: dict[str, Any]) -> list[str]:

@@ -121,7 +121,7 @@ def _experts(job: Workload) -> dict[str, Any]:
     the mean, by level; nothing on one."""
     if job.axes.expert == 1:
         return {}
-    of = {"ep": job.axes.expert, "route": job.axes.route, "imbalance": job.imbalance}
+    of = {"ep": job.axes.expert, "route": job.axes.route, "imbalance": min(job.imbalance, job.axes.expert)}
     if job.axes.copies:
         of |= {"copies": job.axes.copies, "load": job.load}
     return {"experts": of | _by_level(experts_sent(job))}
