@@ -86,6 +86,19 @@ def test_a_count_of_thousands_of_digits_is_malformed(parser, line: str, message:
     assert len(str(error.value)) < 100
 
 
+@pytest.mark.parametrize("value", ["-5.0", "inf", "nan", "1_0"])
+def test_a_time_that_cannot_be_is_malformed(value: str) -> None:
+    line = f" iteration 1/ 3 | elapsed time per iteration (ms): {value} | lm loss: nan |"
+    with pytest.raises(Malformed, match=f"elapsed.* is '{value}'"):
+        megatron.parse(line)
+
+
+def test_a_run_that_diverged_is_read() -> None:
+    line = " iteration 1/ 3 | elapsed time per iteration (ms): 5.0 | global batch size: 8 | lm loss: nan |"
+    found = megatron.parse(line)
+    assert found is not None and found["loss"] != found["loss"]
+
+
 def test_a_log_without_steps_is_refused(tmp_path, capsys) -> None:
     arguments = ["--format", "mllog", "--model", "gpt-20b", "--seq-len", "2048", "--ranks", "8"]
     log = LOGS / "deepspeed.log"

@@ -67,6 +67,18 @@ def test_the_second_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     assert not is_held(path)
 
 
+def test_a_lock_that_may_not_be_read_leaves_the_state_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.lock").touch(mode=0)
+
+    def refuses(path: Path, flags: int) -> int:  # root may read all
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("lowband.spec.lock.os.open", refuses)
+    assert is_held(tmp_path / "run.lock")
+
+
 def test_a_rank_holds_its_launchers_lock(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
     process, forked = holder(path, "fork")

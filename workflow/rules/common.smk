@@ -3,6 +3,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError

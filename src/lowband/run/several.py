@@ -58,14 +58,19 @@ def _run(command: Sequence[str], log: Path) -> int:
     """Run a command. SIGTERM is passed on to it, so that it records why it ends; then nothing else runs."""
     log.parent.mkdir(parents=True, exist_ok=True)
     told: list[int] = []
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    running: list[subprocess.Popen[bytes]] = []
 
-        def pass_on(order: int, _frame: FrameType | None) -> None:
-            told.append(order)
+    def pass_on(order: int, _frame: FrameType | None) -> None:
+        told.append(order)
+        for process in running:
             process.terminate()
 
-        before = signal.signal(signal.SIGTERM, pass_on)
+    before = signal.signal(signal.SIGTERM, pass_on)
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        running.append(process)
+        if told:  # before it was one of those that are running
+            process.terminate()
         code = process.wait()
         signal.signal(signal.SIGTERM, before)
     if told:

@@ -35,7 +35,7 @@ def why_not() -> str:
 def accounts() -> set[str]:
     """The accounts that Slurm's accounting has for this user, in small letters, as Slurm keeps them.
 
-    None where it cannot be asked, or does not answer.
+    Also empty where it cannot be asked, or does not answer.
     """
     query = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}"]
     try:

@@ -83,8 +83,10 @@ class SlurmRequest(Strict):
     constraint: str = Field(default="", description="sbatch --constraint")
     sbatch: str = Field(default="", description="further options of sbatch")
     srun: str = Field(default="", description="further options of srun")
-    spare_minutes: PositiveInt = Field(
-        default=2, description="added to the run's own time limit: start, imports, recording the outcome"
+    spare_minutes: int = Field(
+        ge=2,
+        default=2,
+        description="added to the run's own time limit: start, imports, recording the outcome",
     )
     longest_minutes: dict[PositiveInt, PositiveInt] = Field(
         default={}, description="queue limits: up to this many nodes, at most this many minutes"

@@ -12,6 +12,7 @@ FLOP/s of different conventions become comparable:
 """
 
 import csv
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,8 +135,14 @@ def whole(text: str, what: str) -> int:
 
 
 def number(text: str, what: str) -> float:
-    """A number as logs print it (1,234.5). Raises Malformed, naming the quantity `what`."""
+    """A number as logs print it (1,234.5). Raises Malformed, naming the quantity `what`.
+
+    None is negative, and what is no loss or norm is finite.
+    """
     try:
-        return float(text.replace(",", "") if "," in text else text)
+        value = float(text.replace(",", "") if "," in text else text)
     except ValueError:
-        raise Malformed(f"{what} is {text.strip()!r}") from None
+        value = -1.0
+    if value < 0 or "_" in text or not (math.isfinite(value) or "loss" in what or "norm" in what):
+        raise Malformed(f"{what} is {text.strip()!r}")
+    return value

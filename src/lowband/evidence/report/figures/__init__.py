@@ -100,7 +100,8 @@ def lay_out(figure: "Figure") -> None:
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     for axes in figure.axes:
-        axes.set_position([round(edge, 9) for edge in axes.get_position().bounds])
+        left, bottom, width, height = (round(edge, 9) for edge in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
 
 
 def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, str]:
