@@ -124,5 +124,5 @@ def test_an_allocation(reader: Reader) -> None:
     assert "fits" in reader.types(rehearse)
     [script] = reader.types(spec).splitlines()
     assert "#SBATCH --account=abc123" in (reader.tree / script).read_text()
-    assert reader.types(sbatch) == f"--qos=debug --time=5 {script}\nSubmitted batch job 1\n"
+    assert reader.types(sbatch) == f"--qos=debug {script}\nSubmitted batch job 1\n"
     assert reader.types(status).startswith("1 runs: 1 waiting")

@@ -151,10 +151,10 @@ def text(rows: Sequence[Rehearsed], shared: Sequence[Allocation] = ()) -> str:
         )
     steps = sum(row.steps_hours for row in rows)
     asked = [row.node_hours for row in rows if row.node_hours is not None]
-    request = f"{sum(asked):.1f} node-hours asked for; " if asked else ""
+    request = f"{sum(asked):.3g} node-hours asked for; " if asked else ""
     too_large = sum(row.fits is False for row in rows)
     fit = "every run fits" if not too_large else f"{too_large} of {len(rows)} do not fit"
-    total = f"{request}{steps:.1f} node-hours predicted for the steps alone; {fit}"
+    total = f"{request}{steps:.3g} node-hours predicted for the steps alone; {fit}"
     stacks = " and ".join(dict.fromkeys(row.stack for row in rows))
     where = f"predicted for {rows[0].machine}, stack {stacks}"
     return "\n".join([*lines, "", where, *_shared(rows, shared), total, *_checkpoints(rows)])
@@ -167,11 +167,12 @@ def _shared(rows: Sequence[Rehearsed], shared: Sequence[Allocation]) -> list[str
         mine = [row for row in rows if row.nodes == job.nodes]
         hours = sum(row.steps_hours for row in mine)
         slow = sum(row.steps_hours * row.slow_s / row.step_s for row in mine)
-        is_cut = job.minutes < job.limits_minutes
+        runs = f"{len(job.runs)} runs follow each other" if job.runs[1:] else "a run goes"
+        further = ", and in further ones if it is too short" if job.minutes < job.limits_minutes else ""
         lines.append(
-            f"on {job.nodes} nodes {len(job.runs)} runs follow each other in a job of {job.minutes} minutes"
-            f"{', and in further ones if it is too short' if is_cut else ''}; their steps take {hours:.1f} "
-            f"node-hours, at the slow ends {slow:.1f}"
+            f"on {job.nodes} node{'s' * (job.nodes > 1)} {runs} in a job of {job.minutes} minutes{further}: "
+            f"at most {job.nodes * job.minutes / 60:.3g} node-hours each; the steps take {hours:.3g}, "
+            f"at the slow ends {slow:.3g}"
         )
     return lines
 
