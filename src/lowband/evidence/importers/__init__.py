@@ -139,10 +139,12 @@ def number(text: str, what: str) -> float:
 
     None is negative, and what is no loss or norm is finite.
     """
+    wrong = Malformed(f"{what} is {text.strip()!r}")
     try:
-        value = float(text.replace(",", "") if "," in text else text)
+        value = float(text.replace(",", ""))
     except ValueError:
-        value = -1.0
-    if value < 0 or "_" in text or not (math.isfinite(value) or "loss" in what or "norm" in what):
-        raise Malformed(f"{what} is {text.strip()!r}")
+        raise wrong from None
+    may_diverge = "loss" in what or "norm" in what
+    if value < 0 or "_" in text or not (may_diverge or math.isfinite(value)):
+        raise wrong
     return value
