@@ -243,6 +243,12 @@ def test_all_of_a_tiny_dag(tree: Path) -> None:
 
 
 @pytest.mark.wide
+def test_each_order_examines_the_nodes(tree: Path) -> None:
+    assert snakemake(tree, "preflight", *OF_TINY).returncode == 0
+    assert planned(snakemake(tree, "-n", "preflight", *OF_TINY))["preflight_run"] == 1
+
+
+@pytest.mark.wide
 @pytest.mark.usefixtures("warm_training")
 def test_runs_that_share_a_job(tree: Path) -> None:
     """One fails and keeps no other from running; the same command again runs it alone."""
