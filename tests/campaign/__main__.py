@@ -107,7 +107,7 @@ def _measurement(root: Path, commit: str, name: str, part: Part) -> Measurement:
     for row in read(folder / "runs.csv") if part.suites else []:
         if part.has(row) and row["wall_s"]:
             took[row["run_id"]] = float(row["wall_s"])
-    cases = read(folder / part.table) if part.steps else []
+    cases = [row for row in read(folder / part.table) if part.has(row)] if part.steps else []
     each = [*took.values(), *(float(row["seconds"] or 0) / part.at_once for row in cases if "seconds" in row)]
     recorded = [float(row["seconds"]) for row in read(root / CAMPAIGN) if row["part"] == name]
     if recorded or each:

@@ -43,8 +43,10 @@ class Part(NamedTuple):
     experiment: str = ""
 
     def has(self, row: Mapping[str, str]) -> bool:
-        """Whether a row of its tables is of this part."""
-        return bool(self.steps) or row["suite"] in self.suites
+        """Whether a row of its tables is of this part: one of steps by its seed, where these have some."""
+        if not self.steps:
+            return row["suite"] in self.suites
+        return any(step.seeds is None or int(row["seed"]) in step.seeds for step in self.steps)
 
 
 _TIMES = ("grad_norm", "step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s")
@@ -59,23 +61,20 @@ PARTS = {
     "peers-box": Part("peers", True, ("peers-box",)),
     "local": Part("local/tables", True, ("default", "volume", "links", "order")),
     "convergence": Part("convergence", False, ("convergence",), _TIMES),
-    "faults": Part(
-        "faults",
-        False,
-        steps=(
-            Step(("tests.faults", "--cases", "200", "--out", "{out}"), "injected.csv", 200, range(1000)),
-            Step(
-                ("tests.faults.under_slurm", "--rounds", "3", "--out", "{out}"),
-                "injected.csv", 12, range(1000, 2000),
-            ),
-            Step(
-                ("tests.faults.of_replicas", "--cases", "24", "--out", "{out}"),
-                "injected.csv", 24, range(2000, 3000),
-            ),
-        ),
-        table="injected.csv",
-        is_wrong=lambda row: bool(row["wrong"]),
-    ),
+    **{
+        name: Part(
+            "faults",
+            False,
+            steps=(Step((*command, "--out", "{out}"), "injected.csv", rows, seeds),),
+            table="injected.csv",
+            is_wrong=lambda row: bool(row["wrong"]),
+        )
+        for name, command, rows, seeds in [
+            ("faults", ("tests.faults", "--cases", "200"), 200, range(1000)),
+            ("faults-slurm", ("tests.faults.under_slurm", "--rounds", "3"), 12, range(1000, 2000)),
+            ("faults-replicas", ("tests.faults.of_replicas", "--cases", "24"), 24, range(2000, 3000)),
+        ]
+    },
     "stragglers": Part(
         "stragglers",
         False,

@@ -294,6 +294,13 @@ def test_a_refusal_is_one_line(
     assert did(root) == []
 
 
+def test_every_fault_is_of_one_part() -> None:
+    rows = read(ROOT / IN_TREE / "faults" / "injected.csv")
+    parts = [part for part in PARTS.values() if part.table == "injected.csv"]
+    assert [sum(map(part.has, rows)) for part in parts] == [part.steps[0].rows for part in parts]
+    assert all(sum(part.has(row) for part in parts) == 1 for row in rows)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_there_and_its_columns_fit(name: str) -> None:
     """Every suite and module is there, and no option of a run would be lost in a shipped table."""
