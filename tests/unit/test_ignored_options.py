@@ -234,3 +234,10 @@ def test_a_batch_for_which_there_is_no_largest_model(
 
 def test_with_strict_no_largest_model_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed_by(capsys, *PLAN, "--largest", "--micro-batch", "1000000", "--strict", code=1) == ""
+
+
+def test_a_grid_says_of_which_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    of_three = ["--recompute", "none", "full", "--recompute-layers", "3"]
+    header, none, full = printed_by(capsys, *PREDICT, *of_three).splitlines()[2:5]
+    column = slice(header.index("recompute"), header.index("step (s)"))
+    assert (none[column].strip(), full[column].strip()) == ("none", "full of 6.82 % of the layers")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowband.cost.numbers import GIB
-from lowband.predict.show.point_text import constant_lines, fits, no_evidence
+from lowband.predict.show.point_text import constant_lines, fits, no_evidence, recomputed
 from lowband.spec.columns import aligned
 
 # Heading -> the cell of a record, for a table of several.
@@ -14,7 +14,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpus": lambda row: str(row["gpus"]),
     "batch": lambda row: f"{row['micro_batch']} x {row['accumulation']}",
     "seq": lambda row: str(row["seq_len"]),
-    "recompute": lambda row: str(row["recompute"]),
+    "recompute": lambda row: f"{row['recompute']}{recomputed(row)}",
     "cp": lambda row: str(_cp(row)),
     "ways": lambda row: row["context"]["ways"] if "context" in row else "",
     "ep": lambda row: str(row["experts"]["ep"]) if "experts" in row else "1",

@@ -21,7 +21,7 @@ def text(row: dict[str, Any]) -> str:
         f"tp {row['tp']}, pp {row['pp']} x {row['interleave']}, {row['schedule']}, dp {row['dp']}"
         + (f", layers {row['layers']}" if "layers" in row else ""),
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
-        f"recompute {row['recompute']}{_recomputed(row)}",
+        f"recompute {row['recompute']}{recomputed(row)}",
         f"products in {row['products']}, attention {row['attention']}, {'with' if row['dropout'] else 'no'} "
         f"dropout, {row['optimizer']}, gradients reduced in {row['reduce_dtype']}"
         + (", tokens divided along tp" if row["sequence_parallel"] else ""),
@@ -56,7 +56,8 @@ def no_evidence(row: dict[str, Any]) -> list[str]:
     return [f"lower bound, {what}: what only a run shows makes a step longer"]
 
 
-def _recomputed(row: dict[str, Any]) -> str:
+def recomputed(row: dict[str, Any]) -> str:
+    """Of which layers, where not of all."""
     return f" of {100 * row['recomputed']:.3g} % of the layers" if "recomputed" in row else ""
 
 

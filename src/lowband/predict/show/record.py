@@ -46,7 +46,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "accumulation": job.accumulation,
         "seq_len": job.seq_len,
         "recompute": job.recompute,
-        **({} if job.recomputed == 1 else {"recomputed": job.recomputed}),
+        **({} if job.recomputed == 1 or job.recompute == "none" else {"recomputed": job.recomputed}),
         **({} if job.lora is None else {"lora": _adapters(job, job.lora)}),
         "attention": job.stack.attention,
         "products": job.stack.products,
