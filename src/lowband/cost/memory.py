@@ -47,7 +47,7 @@ from lowband.cost.numbers import Num
 from lowband.spec.mesh import SELF, Levels
 from lowband.spec.partition import UnitLayout, shard_range
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import Order, Pattern, passes
+from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER, Order, Pattern, passes
 from lowband.spec.sync import Sync
 from lowband.spec.tiers import DEVICE, DISK, HOST, Tier, at
 from lowband.spec.wire import DTYPE_BYTES
@@ -80,8 +80,13 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
 
 
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
-    """Whether the secondary shard is kept: only if its group is smaller than that of the weights."""
-    return scheme.secondary is not None and bool(levels.hops(scheme.secondary, scheme.weights))
+    """Whether the secondary shard is kept: only if its group is smaller than that of the weights, or if the
+    forward rounds what it gathers otherwise than the backward would, which is to compute with the same weights.
+    """
+    if scheme.secondary is None or not levels.hops(SELF, scheme.weights):
+        return False
+    is_inside = bool(levels.hops(scheme.secondary, scheme.weights))
+    return is_inside or scheme.wire(FORWARD_GATHER.name) != scheme.wire(BACKWARD_GATHER.name)
 
 
 def averages_exactly(ranks: int) -> bool:

@@ -142,7 +142,7 @@ def form_of(scheme: Scheme, levels: Levels) -> str:
             return "self"
         return "world" if levels.size(level) == levels.world else "inner"
 
-    # A secondary shard over as many ranks as the weights would save nothing, so it is not kept.
+    # A secondary shard over as many ranks as the weights sends nothing less: to a peer it is none.
     is_kept = scheme.secondary is not None and levels.size(scheme.secondary) < levels.size(scheme.weights)
     secondary = scheme.secondary if is_kept else None
     key = (place(scheme.weights), place(secondary), place(scheme.grads), place(scheme.optim))
