@@ -4,12 +4,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from report_runs import write_run
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import tables_of_runs, write_table
+from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.derived import communication
 from lowband.evidence.tables.points import POINT
 from lowband.spec.csv_tables import read_table
+from tests.checkout import CONFIG
 
 TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
 
@@ -75,6 +78,17 @@ def test_losses_are_compared_with_the_fewest_ranks(tables: Path) -> None:
     assert set(df["reference_scheme"]) == {"zero3"}
     assert set(df["reference_ranks"]) == {1}
     assert (df["loss_difference"] == (df["ranks"] - 1) * 2.0**-20).all()
+
+
+@pytest.mark.parametrize("schemes", [("zero3", "zeropp"), ("zeropp", "zero3")])
+def test_losses_are_compared_with_a_run_that_rounds_nothing(tmp_path: Path, schemes: tuple[str, str]) -> None:
+    """However the folders are ordered."""
+    [spec] = [spec for spec in CONFIG.runs(["smoke"]) if (spec.scheme.name, spec.ranks) == ("zero3", 8)]
+    specs = [spec.model_copy(update={"scheme": CONFIG.scheme(name), "run_id": name}) for name in schemes]
+    collect([write_run(tmp_path, s, 1.0, loss=1.0) for s in specs], tmp_path)
+    write_table("loss", tmp_path)
+    df = read_table(tmp_path / "loss.csv")
+    assert set(df["reference_scheme"]) == {"zero3"}
 
 
 def test_parity_counts_different_weights_per_rank_count(tables: Path) -> None:

@@ -1,7 +1,7 @@
 """Loss curves, and the difference of each from the reference run's.
 
-The reference is the run on the fewest ranks, of the first scheme, with the same global batch, repeat
-(repeats have different seeds) and other options.
+The reference is the run on the fewest ranks, of the first scheme, of those that send nothing quantized (or of
+all, where none is exact), with the same global batch, repeat (repeats have different seeds) and other options.
 """
 
 import pandas as pd
@@ -27,7 +27,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 def _references(runs: pd.DataFrame) -> pd.DataFrame:
     """By run_id: the run that the run's losses are compared with."""
     compared = [*same_but(runs, *PARTITION), "global_batch", "repeat"]
-    first = runs.sort_values("ranks", kind="stable").drop_duplicates(compared)
+    first = runs.sort_values(["is_quantized", "ranks"], kind="stable").drop_duplicates(compared)
     first = first[[*compared, "run_id", "scheme", "ranks"]].rename(
         columns={"run_id": "reference_run", "scheme": "reference_scheme", "ranks": "reference_ranks"}
     )
