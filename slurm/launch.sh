@@ -10,9 +10,9 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
   exec "$@"
 fi
 # The batch script runs on the job's first node, where rank 0 will be. Some systems resolve a host's own name
-# to loopback.
+# to loopback. The port is the job's own, below those that the system gives away: jobs may share a node.
 MASTER_ADDR=$(hostname -i | tr ' ' '\n' | grep -v '^127\.' | head -1 || true)
-export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500
+export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
 unset SLURM_EXPORT_ENV # of `sbatch --export=NONE`: tasks would not get this script's variables either
 container=()           # a site's file may name one, and how to start in it
 if [ -f "slurm/$cluster/env.sh" ]; then

@@ -58,6 +58,16 @@ def test_what_a_log_does_not_tell_is_empty(tmp_path) -> None:
     assert list(losses.items()) == [(10, 9.125), (30, 8.0)]
 
 
+def test_another_attempt_in_the_same_log_takes_no_time_of_the_first(tmp_path) -> None:
+    lines = (LOGS / "mllog.log").read_text().splitlines()
+    log = tmp_path / "twice.log"
+    again = [line.replace('"time_ms": 10', '"time_ms": 90').replace("480}", "640}") for line in lines]
+    log.write_text("\n".join([*lines[:3], lines[4], *again[:2], again[4], ""]))
+    table = imported(tmp_path, log, "mllog")
+    assert list(table.index) == [10, 30, 40]
+    assert list(table["step_time_s"].fillna(0)) == [2, 2, 0]
+
+
 def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
     row = imported(tmp_path, LOGS / "megatron-deepspeed.log", "megatron-deepspeed").loc[1]
     assert row["reported_over_convention"] == pytest.approx(4 / 3, abs=1e-4)

@@ -216,13 +216,18 @@ def test_what_cannot_be_written_is_refused_before(
     assert not list(root.iterdir())
 
 
-def test_a_model_file_is_written_beside_and_read_back(tmp_path: Path) -> None:
+def test_a_model_file_is_written_beside_and_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "tiny.yaml"
     model.write_text("{layers: 2, hidden: 64, heads: 4, vocab: 256, seq_len: 64, source: ours}\n")
     job = ["plan", "--cluster", "frontier", "--model", str(model), "--gpus", "8", "--tp", "1", "--pp", "1"]
     root = tmp_path / "root"
     root.mkdir()
-    assert main([*job, "--micro-batch", "1", "--write", "found", "--root", str(root)]) == 0
+    assert main([*job, "--micro-batch", "1", "--write", "found", "--json", "--root", str(root)]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)
+    assert set(told.err.splitlines()) == {f"written: {path}" for path in root.rglob("*.yaml")}
     [run] = Config(root).runs(["found"])
     assert (run.model.name, run.model.hidden, run.scheme.name) == ("tiny", 64, "found")
     written = sorted(str(path.relative_to(root)) for path in root.rglob("*.yaml"))

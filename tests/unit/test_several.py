@@ -1,6 +1,7 @@
 """Several runs in one job: what is run, what is left, what continues."""
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowband.run.several import has_ended, run_several
+from lowband.run.several import end_of_job, has_ended, run_several
 from lowband.spec.files import write_whole
 from lowband.spec.records import Outcome
 from lowband.spec.run_folder import RunFolder
@@ -123,6 +124,24 @@ def test_a_run_whose_limit_outlasts_the_job_is_left(
     assert (folders[0] / "trained").exists()
     assert go(folders, needed) == []
     assert started(folders) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("environment", "ends"),
+    [
+        ({}, math.inf),
+        ({"SLURM_JOB_ID": "7"}, 1000.0 + 300),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "5200"}, 1000.0 + 200),  # the job began 100 s before
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "Unknown"}, 1000.0 + 300),
+    ],
+)
+def test_the_job_ends_when_slurm_says_so(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ends: float
+) -> None:
+    """Of five minutes. Both clocks stand still."""
+    clocks = SimpleNamespace(monotonic=lambda: 1000.0, time=lambda: 5000.0)
+    monkeypatch.setattr("lowband.run.several.time", clocks)
+    assert end_of_job(5, environment) == ends
 
 
 def test_sigterm_is_passed_on_to_the_run(folders: list[Path]) -> None:

@@ -241,11 +241,11 @@ def test_launch_script_starts_a_task_per_rank_or_per_node(tmp_path: Path) -> Non
     outside = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert outside.stdout == "a b\n"
     inside = subprocess.run(
-        command, cwd=ROOT, env={**env, "SLURM_JOB_ID": "1"}, capture_output=True, text=True, timeout=300
+        command, cwd=ROOT, env={**env, "SLURM_JOB_ID": "40001"}, capture_output=True, text=True, timeout=300
     )
     address, port, rest = inside.stdout.split(maxsplit=2)
     assert not address.startswith("127.")
-    assert port == "29500"
+    assert port == "10001"  # of 20,000 from 10,000 on: of another job another one
     assert rest == f"{SRUN} --gpu-bind=none -c8 echo a b\n"
 
 

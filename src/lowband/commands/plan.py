@@ -189,7 +189,11 @@ def _search(options: argparse.Namespace) -> None:
         written = [plan_options.write(chosen(found)[0], options.root / options.write, options.software)]
     if beyond is not None and chosen(found)[0].job.placed is None:
         told.append(f"{' '.join(options.tiers)}: all states fit on the device, which is faster")
-    told += [*whole, *(f"written: {path}" for path in written)]
+    files = [f"written: {path}" for path in written]
+    if options.json or options.csv:
+        for line in files:
+            print(line, file=sys.stderr)
+    told += [*whole, *files]
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
 
 

@@ -80,8 +80,8 @@ def keeps_weights_copy(scheme: Scheme, levels: Levels, computes_in_fp32: bool) -
 
 
 def keeps_secondary(scheme: Scheme, levels: Levels) -> bool:
-    """Whether the secondary shard is kept: only if its group is smaller than that of the weights, or if the
-    forward rounds what it gathers otherwise than the backward would, which is to compute with the same weights.
+    """Whether the secondary shard is kept: if its group is smaller than that of the weights, or if forward
+    and backward would round otherwise what they gather: both are to compute with the same weights.
     """
     if scheme.secondary is None or not levels.hops(SELF, scheme.weights):
         return False

@@ -3,7 +3,8 @@
 They follow each other. A run that has ended is not started again, so the same command continues where a job
 was cut or some of its runs failed; a failed run keeps none of the others from running. Each that has ended
 gets the marker `trained` in its folder, with the checksum of its outcome, which tells Snakemake that it is
-there. In a Slurm job of MINUTES a run is not started if its time limit would outlast the job: it is left.
+there. In a Slurm job a run is not started if its time limit would outlast the job: it is left. The job ends
+when Slurm says so (SLURM_JOB_END_TIME, since 22.05), else MINUTES from here.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -54,6 +55,15 @@ def run_several(launch: Sequence[str], folders: Sequence[Path], logs: Path, ends
     return [*wrong, *([f"{left} of {len(folders)} runs left: the job's time is over"] if left else [])]
 
 
+def end_of_job(minutes: int, environment: Mapping[str, str]) -> float:
+    """On `time.monotonic`. A job's own clock began before this process: with its prolog and the set-up."""
+    if "SLURM_JOB_ID" not in environment:
+        return float("inf")
+    end = environment.get("SLURM_JOB_END_TIME", "")
+    left = int(end) - time.time() if end.isdecimal() else 60 * minutes
+    return time.monotonic() + left
+
+
 def _run(command: Sequence[str], log: Path) -> int:
     """Run a command. SIGTERM is passed on to it, so that it records why it ends; then nothing else runs."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -79,11 +89,10 @@ def _run(command: Sequence[str], log: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    started = time.monotonic()
     at = list(arguments).index("--")
     minutes, logs, *launch = arguments[:at]
-    ends = started + 60 * int(minutes) if "SLURM_JOB_ID" in os.environ else float("inf")
-    wrong = run_several(launch, [Path(folder) for folder in arguments[at + 1 :]], Path(logs), ends)
+    folders, ends = [Path(folder) for folder in arguments[at + 1 :]], end_of_job(int(minutes), os.environ)
+    wrong = run_several(launch, folders, Path(logs), ends)
     for line in wrong:
         report(line)
     if wrong:

@@ -1,6 +1,7 @@
 """MLPerf's mllog: `:::MLLOG {json}`. A step is a `train_loss` point with the samples seen so far.
 
 A step's time is that between two points (or `run_start` and the first), divided by the steps between them.
+The first point after a second `run_start` has none: the log does not say at which sample that attempt began.
 """
 
 import json
@@ -31,7 +32,7 @@ class Steps:
         if key == "global_batch_size":
             self._batch = _count(value, key)
         elif key == "run_start":
-            self._time_ms = time_ms
+            self._time_ms = None if self._samples else time_ms
         elif key == "train_loss":
             return self._step(event, time_ms)
         return None

@@ -1,7 +1,7 @@
 """Loss curves, and the difference of each from the reference run's.
 
-The reference is the run on the fewest ranks, of the first scheme, of those that send nothing quantized (or of
-all, where none is exact), with the same global batch, repeat (repeats have different seeds) and other options.
+The reference is the run on the fewest ranks, of the first scheme, with the same global batch, repeat
+(repeats have different seeds) and other options; one that sends nothing quantized, if there is any.
 """
 
 import pandas as pd
