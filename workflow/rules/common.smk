@@ -108,7 +108,11 @@ OWN_CLAIMS_CSV = (
     f"{TABLES_DIR}/claims.csv" if IS_OWN else f"results/{NAME}/own_claims/claims.csv"
 )
 REPORT_CODE = "src/lowband/evidence/report"
-TABLES_CODE = "src/lowband/evidence/tables"
+# Closed forms of bytes and memory are columns of the raw tables.
+COLLECT_CODE = [
+    *(f"src/lowband/evidence/tables/{name}.py" for name in ("collect", "points")),
+    *sorted(map(str, Path("src/lowband/cost").glob("*.py"))),
+]
 CLAIMS_CODE = [
     *(
         f"src/lowband/evidence/claims/{name}.py"

@@ -37,7 +37,7 @@ else:
         input:
             trained=expand(f"{RUNS_DIR}/{{run}}/trained", run=SPECS),
             runs=f"{TABLES_DIR}/runs.txt",
-            code=[f"{TABLES_CODE}/collect.py", f"{TABLES_CODE}/points.py"],
+            code=COLLECT_CODE,
         output:
             expand(f"{TABLES_DIR}/{{raw}}.csv", raw=COLLECTED),
         log:
