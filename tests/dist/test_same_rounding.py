@@ -1,5 +1,7 @@
 """A backward computes with the weights that its forward had, rounded as they were."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from modules import INNER, STEPS, sgd
@@ -8,6 +10,7 @@ from torch import nn
 import lowband
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.checkout import CONFIG
 
 
 class Mapped(nn.Module):
@@ -59,3 +62,50 @@ def test_the_backward_has_the_forwards_weights(ranks: int, backward_gather: str)
     for is_rounded, are_same in on_ranks(ranks, weights_used, backward_gather):
         assert is_rounded == (ranks > 1)
         assert are_same == [True] * STEPS
+
+
+class Inside(nn.Module):
+    """Called without gradients, it makes its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = Mapped().map
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return self.map(x)
+
+
+def apart(call: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """The largest difference between the weight that the forward had and that of its backward."""
+    ones = torch.eye(24, requires_grad=True)
+    got = call(ones)
+    got.backward(torch.eye(24))
+    assert ones.grad is not None
+    return (got.detach().T - ones.grad).abs().max().item()
+
+
+def differences_without_gradients_before() -> list[float]:
+    """Of a unit that is called on its own after a forward without gradients, its module's and its own; of one
+    that a module calls with gradients, itself without."""
+    scheme = CONFIG.scheme("zeropp")
+    kinds = lowband.Topology(INNER), is_linear
+    two = nn.Sequential(Mapped().map, Mapped().map)
+    model, inside = (
+        lowband.shard(module, scheme, *kinds, compute_dtype=torch.float32) for module in (two, Inside())
+    )
+    optimizer, found = sgd(model.parameters()), [apart(model[0])]
+    for call in (model, model[0]):
+        optimizer.step()
+        with torch.no_grad():
+            call(torch.eye(24))
+        found.append(apart(model[0]))
+    with torch.no_grad():
+        found.append(apart(inside))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_forward_without_gradients_before_changes_nothing(ranks: int) -> None:
+    for found in on_ranks(ranks, differences_without_gradients_before):
+        assert found == [0.0] * 4
