@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 
@@ -20,6 +21,7 @@ from lowband.engine.units.states import UnitState
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
+from tests.refused import answer
 
 
 def sharded(module: nn.Module, scheme: Scheme) -> nn.Module:
@@ -213,6 +215,40 @@ def test_a_backward_after_a_broken_one() -> None:
     expected = on_ranks(4, gradients_after_a_broken_backward, False)
     for got, of_rank in zip(on_ranks(4, gradients_after_a_broken_backward, True), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, of_rank, strict=True))
+
+
+def answers_after_one_that_broke(scheme: Scheme, at_the_end: bool) -> list[str]:
+    """Of the step and of the norm, where the second of three micro-batches breaks, or the last, all but this
+    under no_sync; after zero_grad, of the step where the first one breaks, which had nothing to lose."""
+    model = sharded(Fused(False, False), scheme)
+    optimizer = sgd(model.parameters())
+
+    def take(*breaks: bool) -> None:
+        for i, is_broken in enumerate(breaks):
+            with nullcontext() if i + 1 == len(breaks) else lowband.no_sync(model):
+                Fuse.blows = is_broken
+                with pytest.raises(ArithmeticError) if is_broken else nullcontext():
+                    model(inputs(i, dist.get_rank())).backward()
+        if breaks[-1]:
+            model(inputs(3, dist.get_rank())).backward()
+
+    take(False, at_the_end is False, at_the_end)
+    found = [answer(optimizer.step), answer(lambda: lowband.clip_grad_norm_(model, 1.0))]
+    optimizer.zero_grad()
+    take(True, False, False)
+    return [*found, answer(optimizer.step)]
+
+
+LOST = "has lost gradients of backwards under no_sync to one that ended with an exception"
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize("scheme", [HIER3, HPZ], ids=lambda s: s.name)
+def test_no_step_without_the_micro_batches_before_one_that_broke(scheme: Scheme, at_the_end: bool) -> None:
+    for step, norm, later in on_ranks(4, answers_after_one_that_broke, scheme, at_the_end):
+        assert LOST in step
+        assert LOST in norm
+        assert later == ""
 
 
 def stopped_in_training() -> None:

@@ -132,10 +132,12 @@ class Backward:
             part.copy_(total)
 
     def discard(self) -> None:
-        """Drop all units and, if it runs, its gradients."""
+        """It broke: drop all units and, if it runs, its gradients and those that wait."""
         for unit in self._units:
             unit.drop()
         if self.runs:
+            for bucket in self._buckets:
+                bucket.waiting.end(is_broken=True)
             self.forget_gradients()
         self._forget()
 

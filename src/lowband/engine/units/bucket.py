@@ -54,12 +54,13 @@ class Bucket:
         self._filled: set[Unit] = set()  # those whose gradients it has
         self._kept: torch.Tensor | None = None  # the last step's gradients, see [Note: kept]
         self._accumulated: torch.Tensor | None = None  # 1D, shards of `grads`, fp32
-        self._waiting = Waiting(self._discard)  # for what is accumulated
+        self.waiting = Waiting(self._discard)  # for what is accumulated
         self._boundary: torch.Tensor | None = None  # 1D, shards of `optim`, fp32
         self._handed_bytes = 0  # of the gradients that the optimizer's parameters have
 
     def expect(self) -> None:
         """Prepare for a backward that begins."""
+        self.waiting.begin()
         self._is_reduced = False
         if all(unit.grads.are_unset for unit in self.units):
             self._meter.release(self._handed, self._handed_bytes)
@@ -77,9 +78,9 @@ class Bucket:
         self.wait_reduce()  # there may be an earlier one in this backward
         self._is_reduced = True
         if not at_boundary:
-            self._waiting.be_of(shard for unit in self.units for shard in unit.shards)
-        elif self._waiting.shards:
-            self._waiting.be_of(())
+            self.waiting.be_of(shard for unit in self.units for shard in unit.shards)
+        elif self.waiting.shards:
+            self.waiting.be_of(())
         first, *others = self.units
         if others:
             for unit in self.units:
@@ -244,6 +245,7 @@ class Bucket:
     def finish_reduce(self) -> None:
         """Wait for the reduction; at a boundary, set the gradients of the optimizer's parameters."""
         self.wait_reduce()
+        self.waiting.end()
         if self._boundary is None:
             return
         boundary, parts, self._boundary = self._boundary, self._parts(), None
@@ -265,13 +267,13 @@ class Bucket:
             self._meter.release(kind, 0 if held is None else held.nbytes)
         self._accumulated = self._boundary = self._filling = None
         self._filled.clear()
-        self._waiting.be_of(())
+        self.waiting.be_of(())
 
     @torch.no_grad()
     def _discard(self, shards: set[nn.Parameter]) -> None:
         """Discard what passes under `no_sync` have accumulated for some of the optimizer's parameters."""
         self.wait_reduce()
-        left = self._waiting.shards - shards
+        left = self.waiting.shards - shards
         if self._accumulated is not None and left:
             first = self.units[0]
             held = shard_range(self._numel, first.levels, first.scheme.grads, first.rank)
@@ -284,7 +286,7 @@ class Bucket:
         elif self._accumulated is not None:
             self._meter.release("grads", self._accumulated.nbytes)
             self._accumulated = None
-        self._waiting.be_of(left)
+        self.waiting.be_of(left)
 
 
 def collect(units: Sequence[Unit]) -> list[Bucket]:
