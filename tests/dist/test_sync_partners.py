@@ -265,3 +265,50 @@ def test_a_scheme_that_does_not_fit_is_refused_in_one_line(scheme: Scheme, part:
     said = refusal(lambda: scheme.check(Levels.fit({"node": 2}, 6)))
     assert said.startswith("scheme 'a': ")
     assert part in said
+
+
+def chain(is_tied: bool) -> list[nn.Module]:
+    torch.manual_seed(0)
+    embed, head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+    if is_tied:
+        head.weight = embed.weight
+    return [embed, nn.Linear(8, 8), head]
+
+
+def tokens(replica: int) -> torch.Tensor:
+    return torch.randint(11, (2, 2, 8), generator=torch.Generator().manual_seed(replica))
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def distance_over_stages(is_tied: bool) -> float:
+    scheme = Scheme(
+        name="apart", weights="self", grads="self", optim="self", sync=Sync(beyond="self", every=4)
+    )
+    topology = lowband.Topology({}, lowband.Axes(pipeline=2))
+    pipeline = lowband.Pipeline(
+        chain(is_tied), cross_entropy, scheme, topology, 1, compute_dtype=torch.float32
+    )
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
+    pipeline.step([tuple(tokens(topology.along("data").place))])
+    optimizer.step()
+    return lowband.consensus_distance(pipeline)
+
+
+def distance_of_whole_models(is_tied: bool) -> float:
+    weights = []
+    for replica in range(2):
+        model = nn.Sequential(*chain(is_tied))
+        inputs, labels = tokens(replica)
+        cross_entropy(model(inputs), labels).backward()
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double())
+    return ((weights[0] - weights[1]) / 2).norm().item()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_distance_is_over_all_stages(is_tied: bool) -> None:
+    [expected] = on_ranks(1, distance_of_whole_models, is_tied)
+    assert on_ranks(4, distance_over_stages, is_tied) == pytest.approx([expected] * 4, rel=1e-5)

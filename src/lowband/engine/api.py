@@ -185,9 +185,11 @@ def consensus_distance(module: nn.Module) -> float:
     replicas, which is not counted. Every rank must call it, between two steps. Raises UserError if the scheme
     has no sync, or if tensor ranks hold slices of the module.
     """
-    if engine_of(module).tensor is not None:
-        engine_of(module).axis.check_alone("consensus_distance")
-    return _replicas_of(module).distance()
+    replicas, engine = _replicas_of(module), engine_of(module)
+    stages = 1 if engine.pipeline is None else engine.pipeline.ranks
+    if engine.tensor is not None or stages > 1:
+        engine.axis.check_alone("consensus_distance", stages)
+    return replicas.distance(stages)
 
 
 def _replicas_of(module: nn.Module) -> Replicas:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lowband.box.links import sent_bytes
+from lowband.engine.api import consensus_distance
 from lowband.engine.checkpoint.checkpointer import Checkpointer
 from lowband.engine.parallel.experts import recent_loads, resume_loads
 from lowband.engine.replicas.replicas import Replicas
@@ -89,7 +91,7 @@ def train_rank(
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
         checkpointer.wait()
-    distance = _distance(replicas)
+    distance = _distance(model, spec, replicas)
     trainer.finish()
     # Read from the file, which also has the steps of earlier attempts: all steps, if one stopped at its end.
     steps = folder.whole_steps() if is_first else []
@@ -122,9 +124,11 @@ def _end(line: StepRecord, spec: RunSpec) -> Diverged | Overloaded | None:
     return None
 
 
-def _distance(replicas: Replicas | None) -> float | None:
-    """How far replicas are apart, where they never agree."""
-    return None if replicas is None or replicas.sync.has_anchor else replicas.distance()
+def _distance(model: nn.Module, spec: RunSpec, replicas: Replicas | None) -> float | None:
+    """How far replicas are apart, where they never agree and each has whole layers."""
+    if replicas is None or replicas.sync.has_anchor or spec.tensor > 1:
+        return None
+    return consensus_distance(model)
 
 
 def _paced_device(spec: RunSpec) -> PacedDevice | None:

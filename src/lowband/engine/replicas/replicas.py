@@ -158,17 +158,19 @@ class Replicas:
                 each.sent.add(one.level, one.collective, one.wire, int(one.bytes))
 
     @torch.no_grad()
-    def distance(self) -> float:
+    def distance(self, stages: int) -> float:
         """How far replicas are apart: the root mean square, over replicas, of their distance from the mean.
 
-        Every rank must call it at once. Its bytes are not counted.
+        stages: over which the weights lie. Every rank must call it at once. Its bytes are not counted.
         """
         self.check_alone("the other replicas are other jobs", "consensus_distance in a job of all replicas")
         total = torch.zeros((), dtype=torch.float64, device=self._units[0].master.device)
         for each in self.exchanges:
-            total += (each.mean(Ledger()) - each.weights).double().square().sum()
+            copies = 1 if each.unit.tied is None else len(each.unit.tied.places)
+            total += (each.mean(Ledger()) - each.weights).double().square().sum() / copies
         parts = everyones(float(total))
-        return sqrt(sum(parts[rank] for rank in self.axis.ranks) / self.count)
+        ranks = self.axis.ranks if stages == 1 else range(len(parts))
+        return sqrt(sum(parts[rank] for rank in ranks) / self.count)
 
     @torch.no_grad()
     def advance(self) -> None:
