@@ -215,6 +215,46 @@ def moved_bytes(scheme: str) -> int:
     return 4 * (held - kept)
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+def selected_of_stages(is_tied: bool) -> list[str]:
+    embed, head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+    if is_tied:
+        head.weight = embed.weight
+    topology = lowband.Topology({}, lowband.Axes(pipeline=torch.distributed.get_world_size()))
+    pipeline = lowband.Pipeline(
+        [embed, Residual(), Residual(), head],
+        lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+        "zero3", topology, 1, compute_dtype=torch.float32,
+    )  # fmt: skip
+    matrices = lowband.Matrices(pipeline)
+    muon, others = torch.optim.Muon(matrices.parameters(), lr=0.1), matrices.others()
+    adamw = torch.optim.AdamW(others, lr=0.1) if others else None
+    tokens = torch.arange(6).view(1, 6)
+    pipeline.step([(tokens, tokens)])
+    with matrices:
+        muon.step()
+    if adamw is not None:
+        adamw.step()
+    names = {shard.shard_of.name for shard in others}
+    return [name for name, shard in pipeline.named_parameters() if shard.shard_of.name not in names]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embedding_and_head_of_a_pipeline_are_no_matrices(ranks: int, is_tied: bool) -> None:
+    """With 4 stages two ranks have no others."""
+    found = on_ranks(ranks, selected_of_stages, is_tied)
+    assert [name for names in found for name in names] == ["1.inner.weight", "2.inner.weight"]
+
+
 def load_in_between(step: int, model: nn.Module, matrices: lowband.Matrices) -> None:
     if step == 2:
         with torch.no_grad():

@@ -50,7 +50,8 @@ class Matrices:
         adamw.step(); adamw.zero_grad()
 
     select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
-            two dimensions inside of the wrapped modules, so not embeddings and heads
+            two dimensions inside of the wrapped modules, so not embeddings and heads; in a pipeline not of
+            its first and its last module either, unless that is of the class of the one beside it
     cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
     over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the
             shards updates all of them again, and sends nothing to the others. "world": each is updated once
@@ -78,15 +79,15 @@ class Matrices:
                 where="Matrices",
                 allowed="schemes without sync",
             )
-        in_root = self._engine.units_of.get(module, [])
+        in_root, ends = self._engine.units_of.get(module, []), self._engine.ends
         found = []
         for unit in self._engine.units:
             for i, shard in enumerate(unit.shards if unit.requires_grad else []):
                 of: ShardOf = shard.shard_of  # type: ignore[attr-defined]
-                is_inner = len(of.shape) == 2 and unit not in in_root
+                is_inner = len(of.shape) == 2 and unit not in in_root and unit.name not in ends
                 if is_inner if select is None else select(of.name, tuple(of.shape)):
                     found.append(Matrix(unit, i, of, _level(unit, over)))
-        if not found:
+        if not found and self._engine.pipeline is None:  # other stages have some
             raise UserError(
                 "no matrices are selected", where="Matrices", allowed="select=, on name and shape"
             )

@@ -17,7 +17,7 @@ from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.left_out import bound_context
 from lowband.engine.parallel.mail import Mail
-from lowband.engine.parallel.plan import Cut, Plan, check_apart, check_lists, cut
+from lowband.engine.parallel.plan import Cut, Plan, check_apart, check_lists, cut, ends
 from lowband.engine.parallel.tied import Tied
 from lowband.engine.passes.alike import Alike, along_tensor
 from lowband.engine.passes.engine import Engine
@@ -144,6 +144,7 @@ class Pipeline(nn.Module):
             device_of(device),
         )
         engine = self._lowband
+        engine.ends = ends(named)
         messages = Messages(axis)
         self._mail = Mail(self._plan, axis, messages, engine.ledger, engine.device, self._name)
         tied = Tied(axis, messages, engine.ledger, self._name)

@@ -3,7 +3,7 @@
 All of it follows from the lists, on every rank alike, before anything is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lowband.errors import UserError
@@ -87,6 +87,15 @@ def cut(modules: int, count: int, layers: Sequence[int] | None) -> list[Cut]:
         )
     starts = [sum(layers[:stage]) for stage in range(count)]
     return [Cut(start, start + size) for start, size in zip(starts, layers, strict=True)]
+
+
+def ends(named: Mapping[str, object]) -> set[str]:
+    """Of a chain's first and last module the names of those that are of another class than their neighbour,
+    as an embedding and a head are."""
+    names, kinds = list(named), [type(module) for module in named.values()]
+    if len(names) < 3:
+        return set()
+    return {names[end] for end, beside in ((0, 1), (-1, -2)) if kinds[end] is not kinds[beside]}
 
 
 def check_apart(names: Sequence[str], modules: Sequence[object], cuts: Sequence[Cut], plan: Plan) -> None:

@@ -3,7 +3,7 @@
 The order of events in a pass is that of passes.hooks; passes.passes says which other ones there are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 import torch
@@ -40,6 +40,8 @@ from lowband.spec.scheme import Scheme
 
 class Engine:
     """The state that lowband keeps for one sharded module."""
+
+    ends: Set[str] = frozenset()  # of a pipeline: the units of its embedding and its head
 
     def __init__(
         self,
