@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.collectives.activations import Along
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
@@ -150,8 +149,7 @@ class Pipeline(nn.Module):
         tied = Tied(axis, messages, engine.ledger, self._name)
         engine.passes.backward.sum_tied = tied.sum_over_copies
         if len(axis.ranks) > 1:
-            engine.pipeline = Along(axis)
-            engine.pipeline.count_in(engine.ledger)
+            engine.be_stages_along(axis)
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
         whole = chain if isinstance(chain, nn.Module) else nn.ModuleList(modules)

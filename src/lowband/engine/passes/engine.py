@@ -158,6 +158,13 @@ class Engine:
         """The ranks along other axes than data that have parts of the module."""
         return self.tensor_ranks * (1 if self.pipeline is None else self.pipeline.ranks)
 
+    def be_stages_along(self, axis: Axis) -> None:
+        """The module is what this rank has of a pipeline: others along the axis have other layers."""
+        self.pipeline = Along(axis)
+        self.pipeline.count_in(self.ledger)
+        for unit in self.units:
+            unit.changes.has_all_layers = False
+
     def _zero_grad(self, set_to_none: bool = True) -> None:
         """The module's zero_grad, which also discards gradients accumulated under `no_sync`."""
         self.put_shards()

@@ -34,7 +34,12 @@ class Watcher(Protocol):
 
 
 class Changes:
-    """Changes to one unit's shards since they were made."""
+    """Changes to one unit's shards since they were made.
+
+    has_all_layers: whether its module has no layers on other stages of a pipeline
+    """
+
+    has_all_layers = True
 
     def __init__(
         self, unit: str, master: torch.Tensor, shards: Sequence[nn.Parameter], disk: OnDisk | None = None

@@ -6,6 +6,7 @@ shards and gradients notice that (units.by_element), but not those of an optimiz
 """
 
 import warnings
+from weakref import WeakSet
 
 from torch.optim.optimizer import Optimizer
 
@@ -45,6 +46,7 @@ INSTEAD: dict[str, str] = {
 }
 
 _warned: set[type[Optimizer]] = set()
+_warned_of_groups: WeakSet[Optimizer] = WeakSet()
 
 
 def is_known(optimizer: Optimizer) -> bool:
@@ -67,21 +69,25 @@ def check_class(optimizer: Optimizer) -> None:
         )
     if kind not in _warned:
         _warned.add(kind)
-        text = (
+        _warn(
             f"{kind.__name__} is not known to work element by element: norms, means and products of its "
             "states would be of this rank's part, whose shape is 1D; lowband.Matrices gives an optimizer "
             "whole parameters"
         )
-        if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
-            warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
 
 
-def check_groups(optimizer: Optimizer) -> None:
+def _warn(text: str) -> None:
+    if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
+        warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
+
+
+def check_groups(optimizer: Optimizer, has_all_layers: bool) -> None:
     """Raises UserError if a group is empty because parameters were chosen by `p.shape`, which is a shard's.
 
     A choice by the number of dimensions leaves a group empty where all parameters have as many, as in LoRA.
     Where it was made by `p.shape`, a group is left that mixes vectors and matrices, or matrices got less
-    weight decay than the empty group.
+    weight decay than the empty group. So it is, too, on a pipeline's stage without the layers of a group,
+    where the first such step warns only.
     """
     groups = optimizer.param_groups
     for place, empty in enumerate(groups):
@@ -91,8 +97,11 @@ def check_groups(optimizer: Optimizer) -> None:
             is_matrix = {parameter.ndim > 1 for parameter in other["params"]}
             ours, theirs = (group.get("weight_decay", 0) for group in (empty, other))
             if True in is_matrix and (ours > theirs or (ours == theirs and len(is_matrix) == 2)):
-                raise UserError(
-                    f"param group {place} is empty: shards are 1D, so len(p.shape) is always 1",
-                    where=type(optimizer).__name__,
-                    allowed="groups chosen by name, by p.ndim or by p.shard_of.shape",
-                )
+                what = f"param group {place} is empty: shards are 1D, so len(p.shape) is always 1"
+                where = type(optimizer).__name__
+                allowed = "groups chosen by name, by p.ndim or by p.shard_of.shape"
+                if has_all_layers:
+                    raise UserError(what, where=where, allowed=allowed)
+                if optimizer not in _warned_of_groups:
+                    _warned_of_groups.add(optimizer)
+                    _warn(f"{where}, on this stage: {what} (allowed: {allowed}; layers of other stages)")

@@ -75,7 +75,7 @@ def _before_step(
     by_unit = by_unit_of(optimizer)
     if by_unit:
         check_class(optimizer)
-        check_groups(optimizer)
+        check_groups(optimizer, all(changes.has_all_layers for changes in by_unit))
         _check_elsewhere(optimizer, by_unit)
         if optimizer not in _stepping:
             _prepare(optimizer)
