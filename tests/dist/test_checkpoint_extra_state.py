@@ -78,6 +78,58 @@ def test_it_comes_back(tmp_path: Path, ranks: int, steps_before: int) -> None:
         assert noted["scales"] == before["scales"] and torch.equal(noted["last"], before["last"])
 
 
+class Scaled(nn.Module):
+    """One of several layers that share a module with a state of its own."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.shared = nn.Linear(4, 4), shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(self.layer(x))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+    def get_extra_state(self) -> float:
+        return self.by
+
+    def set_extra_state(self, by: float) -> None:
+        self.by = by
+
+
+def shared_over(stages: int) -> tuple[nn.Module, Scale, torch.optim.Optimizer]:
+    shared, topology = Scale(), lowband.Topology({}, lowband.Axes(pipeline=stages))
+    layers = nn.ModuleList([Scaled(shared), Scaled(shared)])
+    dtype = torch.float32
+    if stages == 1:
+        model: nn.Module = lowband.shard(layers, "zero3", topology, Scaled, dtype)
+    else:
+        model = lowband.Pipeline(layers, lambda y, _: y.sum(), "zero3", topology, 1, compute_dtype=dtype)
+    return model, shared, torch.optim.AdamW(model.parameters())
+
+
+def shared_loaded(stages: tuple[int, int], folder: str) -> float:
+    model, shared, optimizer = shared_over(stages[0])
+    shared.by, checkpointer = 3.0, lowband.Checkpointer(folder)
+    checkpointer.save(0, model, optimizer)
+    checkpointer.wait()
+    model, shared, optimizer = shared_over(stages[1])
+    checkpointer.load_newest(model, optimizer)
+    return shared.by
+
+
+@pytest.mark.parametrize("stages", [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_that_of_a_module_which_stages_share_comes_back(tmp_path: Path, stages: tuple[int, int]) -> None:
+    assert on_ranks(2, shared_loaded, stages, str(tmp_path)) == [3.0, 3.0]
+
+
 def what_needs_code(folder: str) -> str:
     model, optimizer = prepared()
     model[1].noted["handle"] = Handle()

@@ -57,9 +57,10 @@ def put(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def _with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
+    """One that is in several places by the name of each: on other stages of a pipeline it has one of them."""
     return {
         f"{KIND}{name}": each
-        for name, each in module.named_modules()
+        for name, each in module.named_modules(remove_duplicate=False)
         if type(each).get_extra_state is not nn.Module.get_extra_state
     }
 

@@ -168,11 +168,8 @@ class Hooks:
         run.is_reentrant |= is_checkpointed
         if tensors or is_checkpointed:
             run.ended.append(owner)
-        # A unit may be called on its own, or with gradients inside of a module without any.
-        is_for_backward = run.trains or bool(tensors) or torch.is_grad_enabled()
         for unit in units:
-            if is_for_backward:
-                unit.keep_secondary()
+            unit.keep_secondary()  # without gradients, too: it may be computed again with them (checkpoint)
             # The root's units are used first and last in a pass, so they stay between forward and backward.
             if not (tensors and owner is self._module):
                 unit.drop()
