@@ -86,6 +86,12 @@ class Axes(Younger):
         return Axes(**{key: getattr(options, key) for key in AXES})
 
     @property
+    def beside(self) -> str:
+        """The degrees of the axes beside data, as `tensor2.pipeline4`; "" without."""
+        degrees = {name: getattr(self, name) for name in ("tensor", "context", "expert", "pipeline")}
+        return ".".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)
+
+    @property
     def has_other_axes(self) -> bool:
         """Whether some ranks of the job do not lie along the data axis of this one."""
         return self.tensor * self.pipeline > 1

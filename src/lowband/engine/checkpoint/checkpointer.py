@@ -27,7 +27,7 @@ from torch import nn
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
 from lowband.engine.checkpoint.json_values import check_json
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_states
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_in, random_states
 from lowband.engine.checkpoint.manifest import (
     MOST_STEPS,
     Content,
@@ -224,9 +224,7 @@ class Checkpointer:
             here = Logical.of(module, optimizer)
             check_replicas(whole, path, here)
             manifest = without(seen_by(whole, here.replica), elsewhere)
-            random = random_states(module) if len(manifest.files) == self._meeting.ranks else {}
-            if (on_gpu := f"rng.cuda.{self._meeting.rank}") not in manifest.tensors:  # saved on the CPU
-                random.pop(on_gpu, None)
+            random = random_in(manifest, module)
             check_fit(manifest, path, here, random)
             if (replicas := engine_of(module).replicas) is not None:
                 replicas.check_alone("a checkpoint is loaded after it was made", "before lowband.Quorum")

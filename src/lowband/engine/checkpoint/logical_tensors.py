@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.checkpoint.extra_states import extra_states
@@ -154,11 +155,30 @@ def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def random_states(module: nn.Module) -> dict[str, Piece]:
     """States of this rank's random number generators, by name in the manifest."""
-    device, rank = engine_of(module).device, engine_of(module).axis.rank
-    states = {f"rng.cpu.{rank}": _whole(torch.get_rng_state(), writes=True)}
+    device, axis = engine_of(module).device, engine_of(module).axis
+    place = ".".join(filter(None, (str(axis.rank), axis.beside)))
+    states = {f"rng.cpu.{place}": _whole(torch.get_rng_state(), writes=True)}
     if device.type == "cuda":
-        states[f"rng.cuda.{rank}"] = _whole(torch.cuda.get_rng_state(device), writes=True)
+        states[f"rng.cuda.{place}"] = _whole(torch.cuda.get_rng_state(device), writes=True)
     return states
+
+
+def random_in(manifest: Manifest, module: nn.Module) -> dict[str, Piece]:
+    """Those that a checkpoint has for this rank: none where its ranks were others, or lay along other axes.
+
+    Over these, ranks that are to draw the same numbers would draw different ones, or the other way about.
+    """
+    mine = random_states(module)
+    layout = next(iter(mine)).split(".", 3)[3:]
+    theirs = [name.split(".", 3)[3:] for name in manifest.tensors if name.startswith("rng.")]
+    if len(manifest.files) != dist.get_world_size() or any(each != layout for each in theirs):
+        return {}
+    return {n: piece for n, piece in mine.items() if not is_of_device(n) or n in manifest.tensors}
+
+
+def is_of_device(name: str) -> bool:
+    """Whether it is a GPU's random state: a checkpoint that was saved on a CPU has none."""
+    return name.startswith("rng.cuda.")
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Piece]]:

@@ -159,10 +159,11 @@ class File(Strict):
 class Manifest(Content):
     """The whole manifest.
 
-    Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME`, `extra.NAME` and `rng.DEVICE.RANK`;
-    of replicas that meet seldom, `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`,
-    `sync.update.NAME` and `sync.steps`. Of a parameter that tensor ranks divide, `model.NAME` is the first
-    one's slice, `model.NAME@1` the second one's, and so on.
+    Tensors are named `model.NAME`, `optimizer.KEY.NAME`, `buffer.NAME`, `extra.NAME` and `rng.DEVICE.RANK`,
+    with the degrees of axes beside data behind it (`rng.cpu.0.tensor2`); of replicas that meet seldom,
+    `replica.1.model.NAME` and so on, `sync.anchor.NAME`, `sync.outer.NAME`, `sync.update.NAME` and
+    `sync.steps`. Of a parameter that tensor ranks divide, `model.NAME` is the first one's slice,
+    `model.NAME@1` the second one's, and so on.
 
     files:  size and checksum of each rank's file, by rank
     extra:  the caller's own data, as JSON reads it back

@@ -13,6 +13,7 @@ from lowband.engine.checkpoint.logical_tensors import (
     Piece,
     buffers,
     in_flight,
+    is_of_device,
     sync_pieces,
     unmarked,
 )
@@ -91,7 +92,7 @@ def check_values(
     extra_states.check_readable(values, folder)
     for name in random:
         try:
-            torch.Generator(device if _is_of_device(name) else "cpu").set_state(values[name])
+            torch.Generator(device if is_of_device(name) else "cpu").set_state(values[name])
         except RuntimeError:
             raise UserError(f"'{name}' is not a generator's state", where=folder) from None
 
@@ -150,7 +151,7 @@ def overwrite(
             group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
     _overwrite_states(manifest, values, made, here, optimizer)
     for name in random:
-        if _is_of_device(name):
+        if is_of_device(name):
             torch.cuda.set_rng_state(values[name], device)
         else:
             torch.set_rng_state(values[name])
@@ -181,7 +182,3 @@ def _overwrite_states(
         optimizer.state.pop(shard, None)
         if states[name]:
             optimizer.state[shard] = states[name]
-
-
-def _is_of_device(name: str) -> bool:
-    return name.startswith("rng.cuda.")

@@ -104,17 +104,18 @@ class Axis:
     levels: of the machine, as these ranks see them
     rank:   this rank's number in the job
     ranks:  their numbers, in order
+    beside: degrees of the job's axes beside data (Axes.beside)
     order:  of the collectives that they submit, which is the same on all of them
     message_times: on gloo, but for rings
 
     Every rank of the job must make the same ones in the same order, because that creates process groups.
     """
 
-    def __init__(self, name: AxisName, mesh: Mesh, topology: int) -> None:
+    def __init__(self, name: AxisName, mesh: Mesh, topology: int, beside: str) -> None:
         """topology: number of the topology in this process, the same on every rank"""
         self.name, self.rank, self._job = name, dist.get_rank(), dist.get_world_size()
         self.levels, self.ranks = mesh.levels(name), tuple(mesh.group(name, self.rank))
-        self.message_times = MessageTimes()
+        self.beside, self.message_times = beside, MessageTimes()
         self.order = Order(f"{topology}/{name}/{self.ranks[0]}", is_first=self.is_first)
         self._calls = itertools.count()
         self._lanes: dict[torch.device, Lanes] = {}

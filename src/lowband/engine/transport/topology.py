@@ -66,7 +66,7 @@ class Topology:
                 mesh = Mesh.fit(self.inner, self.axes.with_context(dist.get_world_size()))
             elif axis in ("expert", "alike"):
                 mesh = Mesh.fit(self.inner, self.axes.with_experts(dist.get_world_size()))
-            self._axes[axis] = Axis(axis, mesh, self._number)
+            self._axes[axis] = Axis(axis, mesh, self._number, self.axes.beside)
         return self._axes[axis]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
