@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import lowband
 from lowband.cost.bytes import unit_numels
@@ -24,7 +25,7 @@ from tests.refused import refusal
 
 MODEL = CONFIG.model("gpt-200k")
 LR, BETAS, EPS, DECAY, MAX_NORM = 1e-2, (0.9, 0.999), 1e-8, 0.1, 0.5
-STEPS, INNER = 3, {"node": 2}
+STEPS = 3
 BF16, FP32 = torch.bfloat16, torch.float32
 WIRE = {BF16: "bf16", FP32: "fp32"}
 
@@ -48,6 +49,10 @@ CASES = {
     3: (Case("zero3"),),  # whose averages 16 bits cannot hold
 }  # fmt: skip
 WIDE = {1: (), 2: (), 3: pytest.mark.wide}
+
+
+def inner(ranks: int) -> dict[str, int]:
+    return {} if ranks % 2 else {"node": 2}
 
 
 class Plain:
@@ -75,10 +80,8 @@ class Plain:
 
 
 def sharded(case: Case) -> torch.nn.Module:
-    model = GPT(MODEL, seed=1)
-    return lowband.shard(
-        model, CONFIG.scheme(case.scheme), lowband.Topology(INNER), Block, case.compute, case.reduce
-    )
+    model, topology = GPT(MODEL, seed=1), lowband.Topology(inner(dist.get_world_size()))
+    return lowband.shard(model, CONFIG.scheme(case.scheme), topology, Block, case.compute, case.reduce)
 
 
 def backward(model: torch.nn.Module, case: Case, step: int) -> None:
@@ -126,7 +129,7 @@ def test_the_bits_of_one_pass_are_those_of_five(ranks: int) -> None:
         takes_reduced = case.reduce == BF16 and ranks != 3
         assert fused[2] == {FP32 if case.how == "added" or not takes_reduced else BF16}, case
         scheme: Scheme = CONFIG.scheme(case.scheme)
-        levels = Levels.fit(INNER, ranks)
+        levels = Levels.fit(inner(ranks), ranks)
         closed = state_bytes(
             unit_numels(MODEL, levels, Axes()), scheme, levels, WIRE[case.compute], WIRE[case.reduce],
             2 if case.how in ("no_sync", "breadth") else 1, "gloo", "hops",
@@ -218,10 +221,46 @@ def test_a_step_that_is_left_out_clips_no_other() -> None:
         assert torch.equal(skipped[name], weights), name
 
 
+def norms_and_weights(how: str, is_torchs: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Of steps with clipping, where something comes between it and the step."""
+    model = sharded(Case("zero3", FP32, FP32))
+    kind, of = (torch.optim.AdamW, model.parameters()) if is_torchs else (lowband.AdamW, model)
+    optimizer: Any = kind(of, LR, eps=1.0)  # by which steps are as large as gradients are
+
+    def clip(max_norm: float) -> float:
+        if is_torchs:
+            return float(lowband.clip_grad_norm_(model, max_norm))
+        return float(optimizer.clip_grad_norm_(max_norm))
+
+    norms = []
+    for step in range(2):
+        backward(model, Case("zero3"), step)
+        norms.append(clip(1e-3))
+        if how == "clipped again":
+            norms += [clip(float("inf")), clip(1e-4), clip(1.0)]
+        elif how == "left out":
+            model.zero_grad()
+            backward(model, Case("zero3"), step + 5)
+        elif how == "added to":
+            backward(model, Case("zero3"), step + 5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["clipped again", "left out", "added to"])
+def test_what_comes_between_clipping_and_the_step(ranks: int, how: str) -> None:
+    ours, torchs = (on_ranks(ranks, norms_and_weights, how, is_torchs)[0] for is_torchs in (False, True))
+    assert ours[0] == pytest.approx(torchs[0], rel=1e-5)
+    for name, weights in torchs[1].items():
+        assert torch.allclose(ours[1][name], weights, rtol=1e-4, atol=1e-6), name
+
+
 def test_what_it_refuses() -> None:
     def made() -> list[str]:
         synced = lowband.shard(
-            GPT(MODEL), CONFIG.scheme("local-sgd"), lowband.Topology(INNER), Block, FP32, FP32
+            GPT(MODEL), CONFIG.scheme("local-sgd"), lowband.Topology({"node": 2}), Block, FP32, FP32
         )
         told = [refusal(lowband.AdamW, module) for module in (torch.nn.Linear(2, 2), synced)]
         one, other = (sharded(Case("zero3")) for _ in range(2))

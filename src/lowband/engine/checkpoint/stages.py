@@ -3,10 +3,12 @@
 A parameter has the name that it has in the whole model, so a checkpoint does not depend on the stages.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from lowband.engine.checkpoint import extra_states
@@ -14,6 +16,7 @@ from lowband.engine.checkpoint.logical_tensors import buffers, names_of
 from lowband.engine.checkpoint.manifest import Content, Group, Manifest
 from lowband.engine.checkpoint.names import state_of
 from lowband.engine.passes.engine import Engine
+from lowband.engine.transport.everyone import warn
 from lowband.engine.transport.meeting import Meeting
 from lowband.errors import UserError
 
@@ -23,19 +26,36 @@ T = TypeVar("T")
 def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) -> Content:
     """The content of all stages together. Every rank must call it.
 
-    Raises UserError, on every rank, if ranks of one stage differ, or stages in step or optimizer.
+    Raises UserError, on every rank, if ranks of one stage differ, or stages in step or optimizer. Warns of a
+    buffer that differs between ranks which have parts of layers or of sequences: it is saved once.
     """
     place = 0 if engine.pipeline is None else engine.pipeline.place
     in_stages = engine.pipeline is not None and engine.is_first
-    all_ = meeting.everyone((place, content.sum(), content if in_stages else None))
+    all_ = meeting.everyone((place, content.sum(), content if in_stages else None, _sums_of_buffers(engine)))
     first_of: dict[int, int] = {}
-    for rank, (stage, sum_, _) in enumerate(all_):
+    for rank, (stage, sum_, _, buffers_) in enumerate(all_):
         first = first_of.setdefault(stage, rank)
         if sum_ != all_[first][1]:
             raise UserError(f"rank {rank} saves a different step or state from rank {first}", where=where)
+        for name in (name for name, each in buffers_.items() if each != all_[first][3].get(name)):
+            warn(
+                f"a checkpoint has one '{name}', rank {first}'s, and rank {rank}'s is another (a buffer of a "
+                "rank's own: persistent=False, and made with the module)"
+            )
+            break
     if engine.pipeline is None:
         return content
-    return _joined([found for _, _, found in all_ if found is not None], where)
+    return _joined([found for _, _, found, _ in all_ if found is not None], where)
+
+
+def _sums_of_buffers(engine: Engine) -> dict[str, str]:
+    """Of ranks along axes on which a module may make its own; between others they differ as under DDP."""
+    if not any(name in engine.axis.beside for name in ("tensor", "context")):
+        return {}
+    return {
+        name: hashlib.sha256(buffer.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, buffer in buffers(engine.module).items()
+    }
 
 
 def _joined(contents: Sequence[Content], where: object) -> Content:

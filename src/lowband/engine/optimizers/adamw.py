@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -67,6 +68,7 @@ class AdamW(torch.optim.Optimizer):
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._engine.units:
                 unit.grads.takes_reduced = True
+                unit.grads.optimizer = ref(self)
                 for shard in unit.shards:
                     shard.grad_dtype = None  # any
 
@@ -84,8 +86,23 @@ class AdamW(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """As `lowband.clip_grad_norm_`, but `p.grad` stays, and the next step scales what it reads."""
         norm, _ = grad_norm(self._engine)
-        self._factor = factor_of(norm, max_norm)
+        if self._factor is None:
+            self._factor = factor_of(norm, max_norm)
+        else:  # clipped before
+            norm = norm * self._factor
+            self._factor = self._factor * factor_of(norm, max_norm)
         return norm
+
+    @torch.no_grad()
+    def before_gradients(self) -> None:
+        """What was clipped is scaled before more is added to it; if it is gone, so is the factor."""
+        factor, self._factor = self._factor, None
+        if factor is None or all(unit.grads.are_unset for unit in self._engine.units):
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for shard in (shard for unit in self._engine.units for shard in unit.shards):
+                if shard.grad is not None:
+                    shard.grad.mul_(factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; the clipping of gradients that no step has used is gone with them."""

@@ -1,5 +1,6 @@
 """All ranks of the job, whatever axis they lie along."""
 
+import warnings
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -38,3 +39,9 @@ def everyones(mine: T) -> list[T]:
 def speaks_for_all() -> bool:
     """Whether this is the rank that prints what all have to say."""
     return dist.get_rank() == 0
+
+
+def warn(text: str) -> None:
+    """One line, on the rank that speaks for all."""
+    if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
+        warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)

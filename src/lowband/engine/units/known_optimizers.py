@@ -5,12 +5,11 @@ that takes norms, means or products of whole parameters would take them of this 
 shards and gradients notice that (units.by_element), but not those of an optimizer's own states.
 """
 
-import warnings
 from weakref import WeakSet
 
 from torch.optim.optimizer import Optimizer
 
-from lowband.engine.transport.everyone import speaks_for_all
+from lowband.engine.transport.everyone import warn
 from lowband.errors import UserError
 
 IS_KNOWN = "_lowband_is_known"  # attribute of an optimizer of such a class that has shards
@@ -69,16 +68,11 @@ def check_class(optimizer: Optimizer) -> None:
         )
     if kind not in _warned:
         _warned.add(kind)
-        _warn(
+        warn(
             f"{kind.__name__} is not known to work element by element: norms, means and products of its "
             "states would be of this rank's part, whose shape is 1D; lowband.Matrices gives an optimizer "
             "whole parameters"
         )
-
-
-def _warn(text: str) -> None:
-    if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
-        warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
 
 
 def check_groups(optimizer: Optimizer, has_all_layers: bool) -> None:
@@ -104,4 +98,4 @@ def check_groups(optimizer: Optimizer, has_all_layers: bool) -> None:
                     raise UserError(what, where=where, allowed=allowed)
                 if optimizer not in _warned_of_groups:
                     _warned_of_groups.add(optimizer)
-                    _warn(f"{where}, on this stage: {what} (allowed: {allowed}; layers of other stages)")
+                    warn(f"{where}, on this stage: {what} (allowed: {allowed}; layers of other stages)")
