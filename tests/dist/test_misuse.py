@@ -218,6 +218,29 @@ def saved_without_an_optimizer() -> None:
     lowband.Checkpointer("folder").save(0, sharded(), None)
 
 
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(self(y, depth - 1) if depth else y)
+
+
+def unit_in_itself() -> None:
+    model = lowband.shard(nn.Sequential(Recursive()), ZERO3, lowband.Topology(INNER), Recursive)
+    model(torch.ones(2, 5))
+
+
+def module_in_itself() -> None:
+    lowband.shard(Recursive(), ZERO3, lowband.Topology(INNER), nn.Embedding)(torch.ones(2, 5))
+
+
+def sent_as_integers() -> None:
+    lowband.shard(Choosing(), ZERO3, lowband.Topology(INNER), is_layer, reduce_dtype=torch.int32)
+
+
 def in_two_threads() -> None:
     """A second forward begins while the first one is under way."""
     model, inside, over = sharded(), threading.Event(), threading.Event()
@@ -265,6 +288,9 @@ def in_two_threads() -> None:
         (matrices_never_synced, "Matrices: 'layers.0.0.weight' has gradients of backwards under no_sync"),
         (sharded_in_inference_mode, "Choosing: torch.inference_mode() makes shards that cannot be trained"),
         (saved_without_an_optimizer, "lowband.Checkpointer: no optimizer is given"),
+        (unit_in_itself, "'0': calls itself in its forward, where its parameters are in use"),
+        (module_in_itself, "'root': calls itself in its forward, where its parameters are in use"),
+        (sent_as_integers, "lowband.shard: reduce_dtype is torch.int32 (allowed: torch.float32, torch."),
         (in_two_threads, "another thread runs a forward or backward of this module"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

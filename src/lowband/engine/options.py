@@ -6,8 +6,11 @@ import torch
 import torch.distributed as dist
 
 from lowband.engine.disk import Disk
+from lowband.errors import UserError
 from lowband.spec.step import Pattern
 from lowband.spec.tiers import DEVICE, Tier
+
+_DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Options:
     pattern: Pattern = "hops"
     disk: Disk | None = None
     activations: Tier = DEVICE
+
+    def __post_init__(self) -> None:
+        """Raises UserError for dtypes in which no gradient or weight could be told from another."""
+        for name in ("compute_dtype", "reduce_dtype"):
+            if (dtype := getattr(self, name)) not in _DTYPES:
+                raise UserError(f"{name} is {dtype!r}", where="lowband.shard", allowed=_DTYPES)
 
 
 def device_of(given: torch.device | str | None) -> torch.device:

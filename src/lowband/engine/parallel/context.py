@@ -19,6 +19,7 @@ from lowband.engine.collectives.states import StateExchanges
 from lowband.engine.parallel.blocks import NAME, Blocks, What
 from lowband.engine.parallel.left_out import LeftOut, in_order
 from lowband.engine.parallel.linear import linear_attention
+from lowband.engine.parallel.routing import Router
 from lowband.engine.passes.alike import Alike
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.ledger import Ledger
@@ -70,6 +71,7 @@ class Context:
         self._axis, self._is_compared = axis, self._ranks == 1 or is_alone()
         self._left_out = LeftOut(self._is_compared, axes.pipeline == 1)
         self._given: torch.Tensor | None = None  # the first that was split
+        self._has_added = False  # to the last that was, tokens at the end
         self._exchanges = ContextExchanges(axis, self.layout)
         travels = self.layout.travels
         self._states = None if travels is None else StateExchanges(self._exchanges, travels)
@@ -93,6 +95,9 @@ class Context:
         for where, what in in_order(module) if self._ranks > 1 else ():
             raise UserError(what, where=where, allowed="modules that see one token at a time")
         module._lowband_context = self  # type: ignore[assignment]
+        for router in module.modules():
+            if isinstance(router, Router):
+                router.has_added = lambda: self._has_added
 
     def count_in(self, ledger: Ledger) -> None:
         """Count what is sent from now on in another ledger."""
@@ -126,7 +131,9 @@ class Context:
         tokens = x.shape[dim]
         if not self._is_compared and self._given is None and not x.is_floating_point():
             self._given = x.clone()  # a loader may fill its buffer anew before the first loss
-        if missing := self._padded(tokens) - tokens:
+        missing = self._padded(tokens) - tokens
+        self._has_added = missing > 0
+        if missing:
             shape = [*x.shape]
             shape[dim] = missing
             x = torch.cat([x, x.new_full(shape, fill)], dim)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowband.errors import UserError
 from lowband.spec.routing import Routing
 
 TINY = 1e-20  # added to a sum of scores that may all have become zero; without effect on any other
@@ -66,6 +67,7 @@ class Router(nn.Module):
         self.register_buffer("bias", bias)
         self.counts_of_all: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.tokens_of_all: Callable[[int], float] | None = None
+        self.has_added: Callable[[], bool] = lambda: False  # tokens that are none: `Context.split`
         self._counts: torch.Tensor | None = None  # no buffer, which would need a value on the meta device
         if routing.choice == "expert":
             _warn()
@@ -103,9 +105,15 @@ class Router(nn.Module):
         scores_TE = logits_TE.softmax(-1) if self.routing.scores == "softmax" else logits_TE.sigmoid()
         by_experts = self.routing.choice == "expert"
         routed = self._chosen_by_experts(scores_TE) if by_experts else self._chosen_by_tokens(scores_TE)
-        if self.training and torch.is_grad_enabled():
-            routed = routed._replace(weights_P=self._balanced(routed, scores_TE))
         most = self.routing.most_pairs(len(x_TH))
+        if self.training and torch.is_grad_enabled():
+            if self.has_added() and (most is not None or self.routing.balance != "none"):
+                raise UserError(
+                    "tokens that Context.split has added would count in the balance of experts",
+                    where="lowband.Routing",
+                    allowed="lengths that ranks along context divide equally; no balance, no limit of pairs",
+                )
+            routed = routed._replace(weights_P=self._balanced(routed, scores_TE))
         if by_experts or most is None:
             return routed
         kept_P = _first(routed.experts_P, self.routing.experts, most)

@@ -111,6 +111,12 @@ class Hooks:
         if owner is self._module:
             self._passes.enter_thread()
             self._passes.leave_broken_backward()
+        if units and owner in self._running:
+            raise UserError(
+                "calls itself in its forward, where its parameters are in use",
+                where=f"'{units[0].name}'",
+                allowed="a module around it that calls it twice",
+            )
         is_first = owner is self._module or (not self._running and self._pass.is_spent)
         if is_first and not self._backward.runs:
             self._pass = Pass(trains=torch.is_grad_enabled())
