@@ -73,7 +73,7 @@ class Engine:
             "collectives": options.pattern,
             "seed of initial values": seed,
         }
-        check_same_sharding(module, scheme, placed, alike, axis.ranks[0], self._of_experts(module))
+        check_same_sharding(module, scheme, placed, alike, axis, self._of_experts(module))
         first = next(module.parameters(), None)
         if first is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)

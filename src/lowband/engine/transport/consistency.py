@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.transport.everyone import everyones
+from lowband.engine.transport.axis import Axis
+from lowband.engine.transport.everyone import everyones, warn
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
@@ -31,18 +32,20 @@ def check_same_sharding(
     scheme: Scheme,
     placed: Sequence[tuple[str, Scheme]],
     more: Mapping[str, object],
-    first: int,
+    axis: Axis,
     of_experts: tuple[Sequence[nn.Parameter], int],
 ) -> None:
     """Raises UserError, on every rank, if ranks differ in scheme or `more`, or along the axis in the module.
+    Warns if buffers differ where ranks have nothing of their own to keep in them.
 
     placed:     each unit's name and scheme
-    first:      the first of the ranks along the axis; others may have another stage of a pipeline
+    axis:       data, whose first rank others are compared with; others may have another stage of a pipeline
     of_experts: parameters that fewer ranks have in common, and the first of these ranks; of a stage without
-                any, none and `first`
+                any, none and the first along the axis
     """
     if is_alone():
         return
+    first = axis.ranks[0]
     inputs = {f"{key} in its scheme": value for key, value in scheme.model_dump(mode="json").items()}
     own = [(name, of_unit.model_dump()) for name, of_unit in placed if of_unit != scheme]
     experts, first_alike = of_experts
@@ -50,6 +53,20 @@ def check_same_sharding(
     check_same({**inputs, **more})
     check_same({"units with their own placement": own, **facts}, first)
     check_same({"sum of experts' initial weights (as integers)": _sum_of(experts)}, first_alike)
+    if not any(name in axis.beside for name in ("context", "expert")):
+        _compare_buffers({n: _sum_of_bits(b) for n, b in module.named_buffers() if not b.is_meta}, first)
+
+
+def _compare_buffers(sums: Mapping[str, int], first: int) -> None:
+    """sums: of this rank's bits; first: the rank that this one is compared with"""
+    everybody = everyones((first, dict(sums)))
+    for rank, (other, theirs) in enumerate(everybody):
+        for name in (name for name, sum_ in everybody[other][1].items() if theirs.get(name) != sum_):
+            warn(
+                f"buffer '{name}' of rank {rank} differs from that of rank {other}: with the same weights they "
+                "compute other values"
+            )
+            return
 
 
 def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
