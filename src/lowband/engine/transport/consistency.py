@@ -63,8 +63,8 @@ def _compare_buffers(sums: Mapping[str, int], first: int) -> None:
     for rank, (other, theirs) in enumerate(everybody):
         for name in (name for name, sum_ in everybody[other][1].items() if theirs.get(name) != sum_):
             warn(
-                f"buffer '{name}' of rank {rank} differs from that of rank {other}: with the same weights they "
-                "compute other values"
+                f"buffer '{name}' of rank {rank} differs from that of rank {other}: they compute other "
+                "values with the same weights"
             )
             return
 

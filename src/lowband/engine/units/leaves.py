@@ -86,6 +86,8 @@ class Leaves:
         if self.kept:
             with outside_of_modes():
                 self._fill_kept(flat, version)
+        if version != self._version:
+            self.be_new()
         self._version = version
 
     def empty(self, is_full: bool) -> None:
@@ -121,6 +123,11 @@ class Leaves:
     def are_changed(self) -> bool:
         """Whether they were changed in place since they were filled."""
         return [leaf._version for leaf in self.leaves] != self._versions
+
+    def be_new(self) -> None:
+        """Count a change of the values, as a step in place does: programs keep what they make of a weight."""
+        increment_version(self.leaves)
+        self.forget_changes()
 
     def forget_changes(self) -> None:
         """What they have now is what is to stay."""

@@ -185,6 +185,8 @@ class Unit:
             self.held.disk.be_needed()
         if self.is_whole:
             self._refresh_whole(stale)
+            if stale:
+                self._computed.be_new()
             self.gathered_version = version
             return
         if stale:  # there was an optimizer step between a forward without a backward and this one
