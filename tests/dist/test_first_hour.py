@@ -18,6 +18,7 @@ PAGE = (ROOT / "docs" / "first-hour.md").read_text()
 INSTALL = "make install && . .venv/bin/activate"  # made what the tests run in
 SBATCH = '#!/bin/sh\nfor script; do :; done\nbash -n "$script" && echo "$@" && echo Submitted batch job 1\n'
 MOST_LINES = 10
+SHIPPED = "results/reference/local"  # with which a suite's own claims are compared
 
 
 def told(heading: str) -> list[str]:
@@ -34,7 +35,8 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.tree, commands = folder / "tree", folder / "commands"
         ignored = shutil.ignore_patterns("*.egg-info", "reference")
-        for part in ("Snakefile", "config", "envs", "slurm", "src", "workflow", "results/reported"):
+        parts = "Snakefile", "config", "envs", "slurm", "src", "workflow", "results/reported", SHIPPED
+        for part in parts:
             (self.tree / part).parent.mkdir(parents=True, exist_ok=True)
             copied = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
             copied(

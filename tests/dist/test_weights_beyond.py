@@ -240,7 +240,9 @@ def test_beside_other_axes(axes: dict[str, int], tiers: list[tuple[str, str]]) -
     [
         ("disk", "host", {"scheme": "zero1", "order": "breadth"}),
         ("host", "device", {"scheme": "zero3", "pipeline": 2, "layers": [2, 1]}),
-        pytest.param("host", "host", {"scheme": "zero1", "pipeline": 2}, marks=pytest.mark.wide),
+        pytest.param(
+            "host", "host", {"scheme": "zero1", "pipeline": 2, "layers": [1, 2]}, marks=pytest.mark.wide
+        ),
         pytest.param("disk", "device", {"scheme": "zero3"}, marks=pytest.mark.wide),
         pytest.param("disk", "disk", {"scheme": "zero3", "tensor": 2}, marks=pytest.mark.wide),
         pytest.param("host", "device", {"scheme": "zero3", "collectives": "flat"}, marks=pytest.mark.wide),
