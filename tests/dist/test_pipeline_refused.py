@@ -124,6 +124,7 @@ def to_the_end(ranks: int, work: Callable[[], str]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
 
         def rank_main(rank: Rank) -> None:
+            torch.set_num_threads(1)  # those of the pytest process do not survive the fork
             where = {"init_method": rank.init_method, "rank": rank.rank, "world_size": rank.world}
             dist.init_process_group("gloo", **where)
             Path(folder, str(rank.rank)).write_text(work())
