@@ -24,6 +24,7 @@ one graph serves all equal blocks. Inside a compiled whole module the hooks are 
 which breaks the graph at them.
 """
 
+import inspect
 from functools import partial
 from typing import Any, NoReturn
 
@@ -111,7 +112,7 @@ class Hooks:
         if owner is self._module:
             self._passes.enter_thread()
             self._passes.leave_broken_backward()
-        if units and owner in self._running:
+        if units and owner in self._running and _calls_itself(owner):
             raise UserError(
                 "calls itself in its forward, where its parameters are in use",
                 where=f"'{units[0].name}'",
@@ -266,3 +267,12 @@ class Hooks:
         self._pass.is_spent = True
         for owner in self._running:  # a backward inside of a forward, which goes on
             self._passes.gather(self._units_of.get(owner, []), backward=False)
+
+
+def _calls_itself(owner: nn.Module) -> bool:
+    """Whether a call of it is inside of another. An interrupted one, which ended no hook, is not."""
+    calls, frame = 0, inspect.currentframe()
+    while frame is not None:
+        calls += frame.f_code is nn.Module._wrapped_call_impl.__code__ and frame.f_locals.get("self") is owner
+        frame = frame.f_back
+    return calls > 1
