@@ -185,8 +185,6 @@ class Unit:
             self.held.disk.be_needed()
         if self.is_whole:
             self._refresh_whole(stale)
-            if stale:
-                self._computed.be_new()
             self.gathered_version = version
             return
         if stale:  # there was an optimizer step between a forward without a backward and this one
@@ -282,9 +280,12 @@ class Unit:
 
     def _refresh_whole(self, stale: bool) -> None:
         self._check_copy(stale)
-        if stale and self.weights is not None:
-            if self._computed.are_changed():  # behind an interrupted forward, which has not dropped them
+        if stale:
+            # Behind an interrupted forward, which has not dropped them.
+            if not self._is_alone and self._computed.are_changed():
                 self._refuse_changes()
+            self._computed.be_new()
+        if stale and self.weights is not None:
             self._gathering = self.collectives.submit(
                 self.name, self.held.levels_of_refresh(), self.held.refresh
             )
