@@ -1,5 +1,7 @@
 """Tokens that are added to sequences, so that ranks along context have equally many, are no experts' load."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,10 @@ def said(routing: str) -> tuple[str, str, str]:
     with torch.no_grad():
         evaluated = trained(9)
     return trained(8), trained(9), evaluated
+
+
+def test_a_model_that_is_not_sharded_can_be_pickled() -> None:
+    assert isinstance(pickle.loads(pickle.dumps(Model(ROUTINGS["bias"]))), Model)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

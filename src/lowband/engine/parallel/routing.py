@@ -67,7 +67,7 @@ class Router(nn.Module):
         self.register_buffer("bias", bias)
         self.counts_of_all: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.tokens_of_all: Callable[[int], float] | None = None
-        self.has_added: Callable[[], bool] = lambda: False  # tokens that are none: `Context.split`
+        self.has_added: Callable[[], bool] | None = None  # tokens that are none: `Context.split`
         self._counts: torch.Tensor | None = None  # no buffer, which would need a value on the meta device
         if routing.choice == "expert":
             _warn()
@@ -107,17 +107,22 @@ class Router(nn.Module):
         routed = self._chosen_by_experts(scores_TE) if by_experts else self._chosen_by_tokens(scores_TE)
         most = self.routing.most_pairs(len(x_TH))
         if self.training and torch.is_grad_enabled():
-            if self.has_added() and (most is not None or self.routing.balance != "none"):
-                raise UserError(
-                    "tokens that Context.split has added would count in the balance of experts",
-                    where="lowband.Routing",
-                    allowed="lengths that ranks along context divide equally; no balance, no limit of pairs",
-                )
+            self._check_added(most)
             routed = routed._replace(weights_P=self._balanced(routed, scores_TE))
         if by_experts or most is None:
             return routed
         kept_P = _first(routed.experts_P, self.routing.experts, most)
         return Routed(*(each[kept_P] for each in routed))
+
+    def _check_added(self, most: int | None) -> None:
+        """Raises UserError if some of the tokens are none, and would count."""
+        counts = most is not None or self.routing.balance != "none"
+        if counts and self.has_added is not None and self.has_added():
+            raise UserError(
+                "tokens that Context.split has added would count in the balance of experts",
+                where="lowband.Routing",
+                allowed="lengths that ranks along context divide equally; no balance, no limit of pairs",
+            )
 
     def _chosen_by_tokens(self, scores_TE: torch.Tensor) -> Routed:
         tokens, k = len(scores_TE), self.routing.top_k
