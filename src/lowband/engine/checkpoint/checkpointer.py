@@ -224,7 +224,7 @@ class Checkpointer:
             here = Logical.of(module, optimizer)
             check_replicas(whole, path, here)
             manifest = without(seen_by(whole, here.replica), elsewhere)
-            random = random_in(manifest, module)
+            random = random_in(manifest, module, self._meeting.ranks)
             check_fit(manifest, path, here, random)
             if (replicas := engine_of(module).replicas) is not None:
                 replicas.check_alone("a checkpoint is loaded after it was made", "before lowband.Quorum")

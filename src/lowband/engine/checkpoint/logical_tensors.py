@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.checkpoint.extra_states import extra_states
@@ -163,15 +162,16 @@ def random_states(module: nn.Module) -> dict[str, Piece]:
     return states
 
 
-def random_in(manifest: Manifest, module: nn.Module) -> dict[str, Piece]:
+def random_in(manifest: Manifest, module: nn.Module, ranks: int) -> dict[str, Piece]:
     """Those that a checkpoint has for this rank: none where its ranks were others, or lay along other axes.
 
-    Over these, ranks that are to draw the same numbers would draw different ones, or the other way about.
+    ranks: of this job. Over other axes, ranks that are to draw the same numbers would draw different ones, or
+           the other way about
     """
     mine = random_states(module)
     layout = next(iter(mine)).split(".", 3)[3:]
     theirs = [name.split(".", 3)[3:] for name in manifest.tensors if name.startswith("rng.")]
-    if len(manifest.files) != dist.get_world_size() or any(each != layout for each in theirs):
+    if len(manifest.files) != ranks or any(each != layout for each in theirs):
         return {}
     return {n: piece for n, piece in mine.items() if not is_of_device(n) or n in manifest.tensors}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ class AdamW(torch.optim.Optimizer):
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._engine.units:
                 unit.grads.takes_reduced = True
-                unit.grads.optimizer = ref(self)
+                unit.grads.before = WeakMethod(self._before_gradients)
                 for shard in unit.shards:
                     shard.grad_dtype = None  # any
 
@@ -94,7 +94,7 @@ class AdamW(torch.optim.Optimizer):
         return norm
 
     @torch.no_grad()
-    def before_gradients(self) -> None:
+    def _before_gradients(self) -> None:
         """What was clipped is scaled before more is added to it; if it is gone, so is the factor."""
         factor, self._factor = self._factor, None
         if factor is None or all(unit.grads.are_unset for unit in self._engine.units):

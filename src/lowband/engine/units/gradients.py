@@ -7,7 +7,7 @@ reduced once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from weakref import ref
 
 import torch
@@ -67,13 +67,6 @@ class Taken:
             torch._foreach_add_(sums, parts)
 
 
-class Scaling(Protocol):
-    """An optimizer that scales gradients in its step."""
-
-    def before_gradients(self) -> None:
-        """New ones are about to be set, or added to those that are there."""
-
-
 class Gradients:
     """One unit's gradients on one rank."""
 
@@ -90,7 +83,8 @@ class Gradients:
         spans = [intersect(span, optim_range) for span in layout.spans()]
         self._sizes = [stop - start for start, stop in spans]
         self.takes_reduced = False  # whether the optimizer takes gradients in the reduce dtype
-        self.optimizer: Callable[[], Scaling | None] = lambda: None  # of these gradients, if it scales them
+        # What is called, if it is there, before new gradients are set, or added to those of the shards.
+        self.before: Callable[[], Callable[[], None] | None] = lambda: None
         self._missing: set[int] = set()  # places of leaves still without a gradient in this backward
         self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
         self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
@@ -197,8 +191,8 @@ class Gradients:
         """Set or add to the gradients of the optimizer's parameters. reduced: 1D, of all shards, fp32 or what
         the optimizer takes
         """
-        if (optimizer := self.optimizer()) is not None:
-            optimizer.before_gradients()
+        if (before := self.before()) is not None:
+            before()
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             is_fake = isinstance(reduced, FakeTensor)
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):
