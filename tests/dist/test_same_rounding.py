@@ -112,3 +112,25 @@ def differences_without_gradients_before() -> list[float]:
 def test_a_forward_without_gradients_before_changes_nothing(ranks: int) -> None:
     for found in on_ranks(ranks, differences_without_gradients_before):
         assert found == [0.0] * 5
+
+
+def first_and_written_again(frozen: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of a first forward, and behind a write of the same values, as of a checkpoint."""
+    scheme = Scheme(name="new", weights="node", grads="world", optim="world", update_gather="int8")
+    module = Mapped()
+    module.map.weight.requires_grad_(not frozen)
+    model = lowband.shard(module, scheme, lowband.Topology(INNER), is_linear, compute_dtype=torch.float32)
+    ones = torch.eye(24)
+    first = model(ones).detach()
+    with torch.no_grad():
+        for shard in model.parameters():
+            shard.add_(0)
+    return first, model(ones).detach()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_first_weights_are_rounded_as_new_ones_are(frozen: bool) -> None:
+    """So a run that is resumed goes on with the weights it had, frozen ones included."""
+    for first, again in on_ranks(8, first_and_written_again, frozen):
+        assert torch.equal(first, again)
+        assert not torch.equal(first.T, Mapped().map.weight)

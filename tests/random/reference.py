@@ -46,15 +46,15 @@ class _Weights:
         self.master = nn.Parameter(leaf.detach().clone(), leaf.requires_grad)
         self._accumulated: list[torch.Tensor] | None = None  # by rank
         leaf.data = leaf.data.to(self._compute)
-        self.refresh(has_stepped=False)
+        self.refresh()
 
     # ---- weights
 
-    def refresh(self, has_stepped: bool) -> None:
+    def refresh(self) -> None:
         """Take over the master's values."""
         scheme, hops, source = self._scheme, self._levels.hops, self.master.detach()
-        if hops(scheme.weights, scheme.optim):  # a copy is kept, which a step renews
-            source = self._received(source, scheme.update_gather if has_stepped else "native")
+        if hops(scheme.weights, scheme.optim):  # a copy is kept
+            source = self._received(source, scheme.update_gather)
         is_gathered = bool(hops(SELF, scheme.weights))
         self._forward = self._received(source, scheme.forward_gather if is_gathered else "native")
         self._backward = self._forward
@@ -226,7 +226,7 @@ class _Run:
         units = {weights.unit for weights in self.weights if id(weights.master) in changed}
         for weights in self.weights:
             if weights.unit in units:
-                weights.refresh(has_stepped=True)
+                weights.refresh()
 
     def _zero(self, how: str) -> None:
         """Also what `no_sync` has accumulated."""

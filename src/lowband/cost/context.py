@@ -105,7 +105,7 @@ def context_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     tokens = spec.micro_batch * spec.seq_len // spec.context
     return sent_along_context(
         spec.model, spec.layout, spec.levels, spec.tensor, tokens, spec.accumulation,
-        spec.recompute == "full", spec.compute_dtype,
+        spec.recompute == "full", spec.compute_dtype, spec.scheme.level("replica"),
     )  # fmt: skip
 
 
@@ -118,15 +118,26 @@ def sent_along_context(
     accumulation: int,
     is_recomputed: bool,
     compute_dtype: str,
+    averaged: str,
 ) -> dict[tuple[str, str, str], int | float]:
-    """The same by its terms. levels: as the ranks along data see them; tokens: of a rank and micro-batch"""
+    """The same by its terms.
+
+    levels:   as the ranks along data see them
+    tokens:   of a rank and micro-batch
+    averaged: the level over which gradients are averaged in every step
+    """
     counts: defaultdict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
     for part in parts(model, tensor, layout, compute_dtype):
         times = accumulation * (model.layers - model.linear_layers) * passes(part.row, is_recomputed)
         counts[part.hop.level, part.row.name, "native"] += part.bytes * tokens * times
-    for level, sent in by_level(TOKENS_COUNT, Fraction(COUNT_BYTES * levels.world), levels):
-        counts[level, TOKENS_COUNT.name, "native"] += sent * accumulation
+    for hop, sent in counts_of_tokens(levels, averaged):
+        counts[hop.level, TOKENS_COUNT.name, "native"] += sent * accumulation
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items() if sent}
+
+
+def counts_of_tokens(levels: Levels, averaged: str) -> Iterator[tuple[Hop, Fraction]]:
+    """What a rank sends for the mean of a micro-batch's losses. averaged: as above"""
+    return by_hop(TOKENS_COUNT, Fraction(COUNT_BYTES * levels.size(averaged)), levels, SELF, averaged)
 
 
 def by_level(

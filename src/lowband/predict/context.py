@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from lowband.cost.collectives import Network
 from lowband.cost.compute import Work
-from lowband.cost.context import COUNT_BYTES, Part, by_hop, parts, passes, sent_along_context
+from lowband.cost.context import Part, counts_of_tokens, parts, passes, sent_along_context
 from lowband.cost.context_load import attended
 from lowband.cost.numbers import Num, join
 from lowband.cost.states import sent_as_states
@@ -87,7 +87,7 @@ def waits(job: Workload, network: Network, work: Work, overlap: float) -> Waits:
     softmax, blocks = 1 - linear, job.model.layers // job.axes.pipeline
     lane = {name: softmax * blocks * passes(rows[name][0].row, again) * time for name, time in row_s.items()}
     count: Num = 0.0
-    for hop, sent in by_hop(TOKENS_COUNT, Fraction(COUNT_BYTES * job.levels.world), job.levels):
+    for hop, sent in counts_of_tokens(job.levels, job.scheme.level("replica")):
         count = count + network.hop_s(hop, float(sent))
     lane[TOKENS_COUNT.name] = count
     states = state_waits(job, network, work, overlap)
@@ -123,7 +123,7 @@ def context_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
         return {}
     found = sent_along_context(
         job.model, job.layout, job.levels, job.axes.tensor, int(job.micro_batch * job.own_tokens),
-        int(job.accumulation), job.recompute == "full", job.compute_dtype,
+        int(job.accumulation), job.recompute == "full", job.compute_dtype, job.scheme.level("replica"),
     )  # fmt: skip
     found |= sent_as_states(
         job.model, job.layout, job.axes.tensor, int(job.micro_batch), int(job.accumulation),

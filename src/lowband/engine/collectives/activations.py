@@ -66,16 +66,20 @@ class Along:
         return x.unflatten(dim, (self.ranks, -1)).select(dim if dim >= 0 else dim - 1, self.place)
 
     @outside_of_modes()
-    def gathered(self, x: torch.Tensor, row: Collective, dim: int, name: str) -> torch.Tensor:
-        """The ranks' tensors, all of one shape, joined along a dimension in the order of ranks."""
+    def gathered(
+        self, x: torch.Tensor, row: Collective, dim: int, name: str, outer: str = WORLD
+    ) -> torch.Tensor:
+        """The tensors of the ranks in a group of `outer`, all of one shape, joined along a dimension in their
+        order.
+        """
         x = x.movedim(dim, 0).contiguous()
-        whole = x.new_empty(self.ranks * x.shape[0], *x.shape[1:])
+        whole = x.new_empty(self.axis.levels.size(outer) * x.shape[0], *x.shape[1:])
 
         def work(collectives: Collectives, call: Call) -> Work:
-            yield from collectives.gather(call, x.view(-1), whole.view(-1), SELF, WORLD, row.name)
+            yield from collectives.gather(call, x.view(-1), whole.view(-1), SELF, outer, row.name)
 
-        self._run(x, row, name, work)
-        return self._in_rank_order(whole, x.shape[0]).movedim(0, dim).contiguous()
+        self._run(x, row, name, work, outer)
+        return self._in_rank_order(whole, x.shape[0], outer).movedim(0, dim).contiguous()
 
     @outside_of_modes()
     def summed(self, x: torch.Tensor, row: Collective, name: str) -> torch.Tensor:
@@ -106,11 +110,16 @@ class Along:
         return found.pop()
 
     def _run(
-        self, x: torch.Tensor, row: Collective, name: str, work: Callable[[Collectives, Call], Work]
+        self,
+        x: torch.Tensor,
+        row: Collective,
+        name: str,
+        work: Callable[[Collectives, Call], Work],
+        outer: str = WORLD,
     ) -> None:
         collectives = self._collectives(x.device)
         levels = (
-            collectives.inwards(SELF, WORLD)
+            collectives.inwards(SELF, outer)
             if row.kind == "gather"
             else collectives.levels_of_reduction(row, x.dtype)
         )
@@ -124,19 +133,19 @@ class Along:
 
     # Shards are numbered from the innermost level, which cuts first; ranks from the outermost.
 
-    def _order(self) -> Sequence[int]:
-        """By rank along the axis, the place of its shard."""
-        joined = self.axis.levels.joined(SELF, WORLD)
+    def _order(self, outer: str) -> Sequence[int]:
+        """By rank in a group of the level, the place of its shard."""
+        joined = self.axis.levels.joined(SELF, outer)
         return [0] if joined is None else joined.places
 
-    def _in_rank_order(self, shards: torch.Tensor, length: int) -> torch.Tensor:
-        order = self._order()
+    def _in_rank_order(self, shards: torch.Tensor, length: int, outer: str) -> torch.Tensor:
+        order = self._order(outer)
         if list(order) == sorted(order):
             return shards
-        return shards.unflatten(0, (self.ranks, length))[list(order)].flatten(0, 1)
+        return shards.unflatten(0, (len(order), length))[list(order)].flatten(0, 1)
 
     def _by_place(self, parts: torch.Tensor, length: int) -> torch.Tensor:
-        order = self._order()
+        order = self._order(WORLD)
         if list(order) == sorted(order):
             return parts
         places = sorted(range(self.ranks), key=order.__getitem__)

@@ -27,6 +27,7 @@ from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
 from lowband.spec.context import Layout, ways_of
+from lowband.spec.mesh import WORLD
 from lowband.spec.model import AttentionKernel
 from lowband.spec.step import StatesOption
 
@@ -75,7 +76,7 @@ class Context:
         self._exchanges = ContextExchanges(axis, self.layout)
         travels = self.layout.travels
         self._states = None if travels is None else StateExchanges(self._exchanges, travels)
-        self._all = Along(topology.along("data"))
+        self._all, self._averaged = Along(topology.along("data")), WORLD
         self._all.count_in(self._exchanges.ledger)
 
     def __deepcopy__(self, memo: object) -> "Context":
@@ -99,8 +100,12 @@ class Context:
             if isinstance(router, Router):
                 router.has_added = lambda: self._has_added
 
-    def count_in(self, ledger: Ledger) -> None:
-        """Count what is sent from now on in another ledger."""
+    def count_in(self, ledger: Ledger, averaged: str = WORLD) -> None:
+        """Count what is sent from now on in another ledger.
+
+        averaged: the level over whose groups gradients are averaged in every step
+        """
+        self._averaged = averaged
         self._exchanges.count_in(ledger)
         self._all.count_in(ledger)
 
@@ -253,16 +258,16 @@ class Context:
         total:   sum of the losses of this rank's tokens that count
         counted: bool, any shape: which of them do; it may be none of a rank's
 
-        It is `total` divided by the number of tokens that count on all ranks along data, context's among
-        them, and times the number of ranks: its average over them is the mean, and so are gradients that
-        `lowband.shard` averages.
+        It is `total` divided by the number of tokens that count on all ranks that average their gradients
+        (those along data, context's among them; of a replica, under a scheme with sync), and times the number
+        of these ranks: its average over them is the mean, and so are gradients that `lowband.shard` averages.
         The first call raises UserError, on every rank along context, if these have split different tokens.
         """
         self._compare(counted.device)
         count = counted.sum().to(torch.float64).view(1)
-        if self._all.ranks > 1:
-            count = self._all.gathered(count, TOKENS_COUNT, 0, "loss").sum()
-        return total * (self._all.ranks / count.clamp(min=1)).to(total.dtype).squeeze()
+        if (ranks := self._all.axis.levels.size(self._averaged)) > 1:
+            count = self._all.gathered(count, TOKENS_COUNT, 0, "loss", self._averaged).sum()
+        return total * (ranks / count.clamp(min=1)).to(total.dtype).squeeze()
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _compare(self, device: torch.device) -> None:

@@ -146,15 +146,15 @@ class Pipeline(nn.Module):
         engine.ends = ends(named)
         messages = Messages(axis)
         self._mail = Mail(self._plan, axis, messages, engine.ledger, engine.device, self._name)
-        tied = Tied(axis, messages, engine.ledger, self._name)
-        engine.passes.backward.sum_tied = tied.sum_over_copies
+        self._tied = Tied(axis, messages, engine.ledger, self._name)
+        engine.passes.backward.sum_tied = self._tied.sum_over_copies
         if len(axis.ranks) > 1:
             engine.be_stages_along(axis)
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
         whole = chain if isinstance(chain, nn.Module) else nn.ModuleList(modules)
-        if (context := bound_context(whole, topology)) is not None:
-            context.count_in(engine.ledger)
+        if (context := bound_context(whole, topology, given)) is not None:
+            context.count_in(engine.ledger, given.level("replica"))
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
         if self._alike_along_tensor is not None:
@@ -190,7 +190,7 @@ class Pipeline(nn.Module):
         self._steps += 1
         self._lowband.put_shards()
         self._mail.begin(self._steps, torch.is_grad_enabled())
-        with self._cause():
+        with self._cause(), self._tied.same_buffers(self):
             self._check_inputs(micro_batches)
             ours = self._plan, self._mail, self._stages, self._deferring, self._loss
             executor = Executor(self._lowband.passes, *ours, micro_batches)
@@ -278,21 +278,21 @@ def _end_entries(module: nn.Module) -> None:
 
 
 def _tie(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan, place: int) -> None:
-    """Let parameters that stages on several ranks share know of each other. place: of this rank
+    """Let what stages on several ranks share know of its copies: parameters, buffers. place: of this rank
 
     Raises UserError if a rank has no parameters.
     """
     named = list(chain.items())
-    users: dict[nn.Parameter, tuple[str, dict[int, None]]] = {}  # its first name, and ranks in order
+    users: dict[torch.Tensor, tuple[str, dict[int, None]]] = {}  # its first name, and ranks in order
     for stage, of_it in enumerate(cuts):
         for at, module in named[slice(*of_it)]:
-            for name, parameter in module.named_parameters():
-                users.setdefault(parameter, (f"{at}.{name}", {}))[1][plan.rank_of[stage]] = None
-    used = {rank for _, ranks in users.values() for rank in ranks}
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                users.setdefault(tensor, (f"{at}.{name}", {}))[1][plan.rank_of[stage]] = None
+    used = {rank for of, (_, ranks) in users.items() if isinstance(of, nn.Parameter) for rank in ranks}
     if without := sorted(set(plan.rank_of.values()) - used):
         raise UserError(
             f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
         )
-    for parameter, (name, ranks) in users.items():
+    for tensor, (name, ranks) in users.items():
         if len(ranks) > 1:
-            tie(parameter, TiedTo(name, tuple(ranks), place))
+            tie(tensor, TiedTo(name, tuple(ranks), place))

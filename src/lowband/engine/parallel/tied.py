@@ -1,18 +1,20 @@
-"""Gradients of parameters that stages on several ranks share: summed over these ranks, once a step.
+"""What stages on several ranks share: gradients of parameters are summed over these ranks, once a step.
 
 Each rank adds the same parts in the same order, from the last rank of the chain to the first, as a backward
 comes to them. So the copies stay equal, provided that each rank's optimizer does the same to its own: with
-its gradient each sends a checksum of its copy.
+its gradient each sends a checksum of its copy. Of buffers each rank has a copy, too, so they must not change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.messages import Messages
-from lowband.engine.units.tied_to import TiedTo
+from lowband.engine.units.tied_to import TiedTo, tied_to
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.activations import TIED_REDUCE
@@ -24,6 +26,19 @@ class Tied:
     def __init__(self, axis: Axis, messages: Messages, ledger: Ledger, where: str) -> None:
         """where: the pipeline's name"""
         self._axis, self._messages, self._ledger, self._where = axis, messages, ledger, where
+
+    @contextmanager
+    def same_buffers(self, module: nn.Module) -> Iterator[None]:
+        """Raises UserError if a shared buffer of the module, this rank's stages, changes in this context."""
+        shared = [(b, of.name, b.clone()) for b in module.buffers() if (of := tied_to(b)) is not None]
+        yield
+        for buffer, name, before in shared:
+            if not torch.equal(buffer, before):
+                raise UserError(
+                    f"a forward changed the buffer '{name}', of which several stages have copies",
+                    where=self._where,
+                    allowed="several stages share no module with such buffers, as BatchNorm in training",
+                )
 
     def sum_over_copies(self, parts: Sequence[tuple[Unit, torch.Tensor]]) -> None:
         """Add to this rank's shards of gradients those of the other copies, in place.

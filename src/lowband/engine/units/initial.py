@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.slice_of import slice_of
+from lowband.engine.units.tied_to import tie, tied_to
 from lowband.errors import UserError
 
 
@@ -78,8 +79,9 @@ class Initial:
         for prefix, owner in module.named_modules():
             for attribute, buffer in owner._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    name = f"{prefix}.{attribute}" if prefix else attribute
-                    owner._buffers[attribute] = self._made(name, buffer, buffer.shape)
+                    name, tied = f"{prefix}.{attribute}" if prefix else attribute, tied_to(buffer)
+                    made = self._made(name if tied is None else tied.name, buffer, buffer.shape)
+                    owner._buffers[attribute] = made if tied is None else tie(made, tied)
 
     @contextmanager
     def values(self, name: str, parameter: nn.Parameter) -> Iterator[Any]:

@@ -1,14 +1,14 @@
-"""A parameter that stages on several ranks of a pipeline share: attribute `tied_to` of the parameter."""
+"""A parameter or buffer that stages on several ranks of a pipeline share: attribute `tied_to` of it."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 
 @dataclass(frozen=True)
 class TiedTo:
-    """What this rank's copy is one of. Each rank has it in a unit of its own, so that all have equal shards.
+    """What this rank's copy is one of. Each rank has a parameter in a unit of its own, so that all have equal
+    shards.
 
     name:   in the whole model, its first one
     places: along the pipeline, of the ranks that have copies, in the order of the model
@@ -25,9 +25,10 @@ class TiedTo:
         return self.place == self.places[0]
 
 
-def tie(parameter: nn.Parameter, to: TiedTo) -> None:
-    parameter.tied_to = to  # type: ignore[attr-defined]
+def tie(tensor: torch.Tensor, to: TiedTo) -> torch.Tensor:
+    tensor.tied_to = to  # type: ignore[attr-defined]
+    return tensor
 
 
-def tied_to(parameter: torch.Tensor) -> TiedTo | None:
-    return getattr(parameter, "tied_to", None)
+def tied_to(tensor: torch.Tensor) -> TiedTo | None:
+    return getattr(tensor, "tied_to", None)

@@ -63,6 +63,8 @@ class Unit:
         self._has_copy = self.weights is not None or self.held.beyond is not None
         self.changes = Changes(name, self.master, self.shards, self.held.disk)
         self.gathered_version = self.changes.version  # of the weights that were gathered last
+        if self.scheme.update_gather != "native" and self.held.levels_of_refresh():
+            self.gathered_version = -1  # the first ones are rounded on their way as all later ones are
         if self._has_copy and self.held.disk is None:
             self.changes.take_sample()
         self._unit_of = unit_of
