@@ -1,4 +1,4 @@
-"""Buffers of a module that stages on several ranks share: the same on each, and none that training changes."""
+"""Buffers of a module that stages on several ranks share: equal ones, and none that training changes."""
 
 from collections.abc import Callable
 
