@@ -9,6 +9,7 @@ from typing import TypeVar, get_args
 import torch
 from torch import nn
 
+from lowband.engine.arguments import check_callable, check_kind, check_wrap
 from lowband.engine.disk import Disk
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.left_out import bound_context
@@ -80,6 +81,13 @@ def shard(
     Raises UserError for a scheme that does not fit the levels, and, on every rank, if ranks differ in scheme,
     dtypes, shapes, units or initial weights, or if what lies in host memory has no room on one.
     """
+    where = "lowband.shard"
+    check_kind(where, "module", module, nn.Module, "a torch.nn.Module")
+    check_kind(where, "scheme", scheme, (Scheme, str), "a lowband.Scheme, or the name of one")
+    check_kind(where, "topology", topology, Topology, "a lowband.Topology")
+    check_wrap(where, wrap)
+    check_callable(where, "placement_of", placement_of, "a function of a unit's name and module")
+    check_kind(where, "disk", disk, (str, Path, type(None)), "a folder")
     if hasattr(module, "_lowband"):
         raise UserError("the module is already sharded", where=type(module).__name__)
     if collectives not in get_args(Pattern):
@@ -145,6 +153,7 @@ def accumulate(
     works; an exception has the same effect on gradients as one in a forward or in a backward.
     Source: Lamy-Poirier, arXiv 2211.05953.
     """
+    check_kind("lowband.accumulate", "micro_batches", micro_batches, Sequence, "a list of them")
     if not micro_batches:
         raise UserError("no micro-batches to accumulate", where=type(module).__name__, allowed="1 or more")
     return Breadth(engine_of(module).passes, micro_batches, loss_of).run()
@@ -159,6 +168,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     Returns an fp64 scalar on the module's device; reading it, e.g. by `float(norm)`, waits for the device.
     Raises UserError if gradients of backwards under `no_sync` wait for one outside of it.
     """
+    numbers = (int, float, torch.Tensor)
+    check_kind("lowband.clip_grad_norm_", "max_norm", max_norm, numbers, "a number")
     engine = engine_of(module)
     norm, grads = grad_norm(engine)
     for disk, _ in engine.on_disk():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lowband.engine.arguments import refused
 from lowband.engine.disk import Disk
 from lowband.errors import UserError
 from lowband.spec.step import Pattern
@@ -40,8 +41,14 @@ class Options:
 
 
 def device_of(given: torch.device | str | None) -> torch.device:
-    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device."""
-    device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device.
+
+    Raises UserError for what is no device.
+    """
+    try:
+        device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    except (RuntimeError, TypeError):
+        raise refused("lowband.shard", "device", given, "a device of torch's, such as 'cuda'") from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from lowband.engine.arguments import check_kind
 from lowband.engine.transport.axis import Axis, new_group
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.hosts import check_hosts
@@ -45,6 +46,11 @@ class Topology:
     _device_meshes: dict[str, DeviceMesh] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        where, sizes = "lowband.Topology", 'sizes of levels by name, such as {"node": 8}'
+        check_kind(where, "inner", self.inner, Mapping, sizes)
+        for level, size in self.inner.items():
+            check_kind(where, f"inner['{level}']", size, int, "a number of ranks")
+        check_kind(where, "axes", self.axes, Axes, "lowband.Axes(...)")
         ranks = dist.get_world_size()
         machine = Levels.fit(self.inner, ranks)
         self._mesh = Mesh.fit(self.inner, self.axes.degrees(ranks))
