@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ class Topology:
         where, sizes = "lowband.Topology", 'sizes of levels by name, such as {"node": 8}'
         check_kind(where, "inner", self.inner, Mapping, sizes)
         for level, size in self.inner.items():
-            check_kind(where, f"inner['{level}']", size, int, "a number of ranks")
+            check_kind(where, f"inner['{level}']", size, Integral, "a number of ranks")
         check_kind(where, "axes", self.axes, Axes, "lowband.Axes(...)")
         ranks = dist.get_world_size()
         machine = Levels.fit(self.inner, ranks)
