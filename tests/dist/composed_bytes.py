@@ -62,8 +62,8 @@ def expected_bytes(job: Job, step: int) -> Counter[tuple[str, str]]:
         found[row, level] += round(sent * wide * times * tensor * data)
     # context: likewise; no loss asks how many tokens count, so that row is not there
     spec = RunSpec.model_construct(
-        model=job.spec, machine=CONFIG.machine("local"), ranks=job.ranks, seq_len=T, micro_batch=B,
-        accumulation=micro_batches, compute_dtype="fp32", recompute="none", **dict(job.axes),
+        model=job.spec, scheme=job.scheme, machine=CONFIG.machine("local"), ranks=job.ranks, seq_len=T,
+        micro_batch=B, accumulation=micro_batches, compute_dtype="fp32", recompute="none", **dict(job.axes),
     )  # fmt: skip
     for (level, row, _), sent in context_bytes(spec).items():
         if row != TOKENS_COUNT.name:

@@ -18,6 +18,7 @@ from lowband.spec.mesh import Levels
 from lowband.spec.model import ModelSpec
 from lowband.spec.run import RunSpec
 from lowband.trainers import deepspeed
+from tests.checkout import CONFIG
 
 B, T, H, E = 2, 32, 8, 16  # sequences, tokens of a whole one, heads, width of a head
 MODEL = ModelSpec(name="attention", layers=1, hidden=H * E, heads=H, vocab=256, seq_len=T, source="test")
@@ -91,8 +92,9 @@ def _compared(groups: int, dtype: torch.dtype) -> tuple[list[bool], list[float],
 def _form(ranks: int, dtype: str, tokens: int = T) -> int:
     """Bytes that a rank sends for one layer, in closed form."""
     spec = RunSpec.model_construct(
-        model=MODEL, machine=FLAT, ranks=ranks, seq_len=tokens, micro_batch=B, accumulation=1,
-        compute_dtype=dtype, recompute="none", **dict(lowband.Axes(context=ranks, context_attention="heads")),
+        model=MODEL, scheme=CONFIG.scheme("ddp"), machine=FLAT, ranks=ranks, seq_len=tokens, micro_batch=B,
+        accumulation=1, compute_dtype=dtype, recompute="none",
+        **dict(lowband.Axes(context=ranks, context_attention="heads")),
     )  # fmt: skip
     rows = CONTEXT_HEADS.name, CONTEXT_HEADS_GRAD.name
     return sum(sent for (_, row, _), sent in context_bytes(spec).items() if row in rows)
