@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from seldom import run
 from started import counts_as_closed_forms
 from torch import nn
@@ -81,15 +82,47 @@ def test_a_run_sends_the_closed_form(tmp_path: Path, device: str) -> None:
     counts_as_closed_forms(run(tmp_path, scheme=scheme.model_dump(), **more))
 
 
-def _unbound() -> str:
-    topology = lowband.Topology({"node": 2}, lowband.Axes(context=2))
-    layer = Layer(lowband.Context(topology))
+def _unbound(degree: int) -> str:
+    topology = lowband.Topology({"node": 2}, lowband.Axes(context=degree))
+    context = lowband.Context(topology)
+    layer = lowband.shard(Layer(context), SEPARATE, topology, nn.Linear, compute_dtype=torch.float32)
+    y = layer(context.split(torch.randn(1, TOKENS, WIDTH)))
     with pytest.raises(UserError) as refused:
-        lowband.shard(layer, SEPARATE, topology, nn.Linear)
-    assert not hasattr(layer, "_lowband")
+        context.mean(y.sum(), torch.ones(y.shape[:2]))
     return str(refused.value)
 
 
-def test_a_context_that_is_not_bound_is_refused() -> None:
-    for said in on_ranks(4, _unbound):
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_context_that_is_not_bound_is_refused(degree: int) -> None:
+    for said in on_ranks(4, _unbound, degree):
         assert "context.bind(module)" in said
+
+
+def _beside(frozen: bool) -> list[torch.Tensor]:
+    """Means of a student's loss, whose teacher of another scheme is bound to the same Context."""
+    topology = lowband.Topology({"node": 2}, lowband.Axes(context=2))
+    context = lowband.Context(topology)
+    torch.manual_seed(0)
+    student, teacher = Layer(context), Layer(context).requires_grad_(not frozen)
+    for layer, scheme in ((student, SEPARATE), (teacher, CONFIG.scheme("zero3"))):
+        context.bind(layer)
+        lowband.shard(layer, scheme, topology, nn.Linear, compute_dtype=torch.float32)
+    counted = torch.arange(TOKENS // 2) < 1 + 2 * (dist.get_rank() // 2)
+    return [context.mean(counted.sum().float(), counted)]
+
+
+def test_a_frozen_teacher_changes_no_mean() -> None:
+    """On each replica ones are averaged, which makes 1."""
+    found = [means for [means] in on_ranks(4, _beside, True)]
+    assert [float(a + b) / 2 for a, b in (found[:2], found[2:])] == [1.0, 1.0]
+
+
+def _two_means() -> str:
+    with pytest.raises(UserError) as refused:
+        _beside(frozen=False)
+    return str(refused.value)
+
+
+def test_a_context_of_two_means_is_refused() -> None:
+    for said in on_ranks(4, _two_means):
+        assert "average over 'node' and over 'world'" in said

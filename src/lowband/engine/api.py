@@ -112,14 +112,13 @@ def shard(
         raise UserError(
             what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
         )
-    context = bound_context(module, topology, placed)
     files = None if disk is None else Disk(Path(disk), topology.rank)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives, files, activations)
     parts = module, placed, scheme_of, topology.along("data"), wrap
     engine = Engine(*parts, options, init, seed, device_of(device))
     module._lowband = engine  # type: ignore[assignment]
-    if context is not None:
-        context.count_in(engine.ledger, placed.level("replica"))
+    if (context := bound_context(module, topology)) is not None:
+        context.count_in(engine.ledger, engine.averaged)
     if (alike := along_tensor(engine.tensor, engine.device)) is not None:
         alike.watch(module)
         engine.passes.backward.compare = partial(alike.check_gradients, compute_dtype)

@@ -76,7 +76,8 @@ class Context:
         self._exchanges = ContextExchanges(axis, self.layout)
         travels = self.layout.travels
         self._states = None if travels is None else StateExchanges(self._exchanges, travels)
-        self._all, self._averaged = Along(topology.along("data")), WORLD
+        self._all = Along(topology.along("data"))
+        self._averaged: str | None = None
         self._all.count_in(self._exchanges.ledger)
 
     def __deepcopy__(self, memo: object) -> "Context":
@@ -100,12 +101,16 @@ class Context:
             if isinstance(router, Router):
                 router.has_added = lambda: self._has_added
 
-    def count_in(self, ledger: Ledger, averaged: str = WORLD) -> None:
+    def count_in(self, ledger: Ledger, averaged: str | None = None) -> None:
         """Count what is sent from now on in another ledger.
 
-        averaged: the level over whose groups gradients are averaged in every step
+        averaged: the level over whose groups gradients of its losses are averaged in every step, if known
+        Raises UserError for another one than before.
         """
-        self._averaged = averaged
+        if None not in (averaged, self._averaged) and averaged != self._averaged:
+            what = f"is bound to modules that average over '{self._averaged}' and over '{averaged}'"
+            raise UserError(what, where="a Context", allowed="one of its own for each of them")
+        self._averaged = averaged or self._averaged
         self._exchanges.count_in(ledger)
         self._all.count_in(ledger)
 
@@ -265,9 +270,16 @@ class Context:
         """
         self._compare(counted.device)
         count = counted.sum().to(torch.float64).view(1)
-        if (ranks := self._all.axis.levels.size(self._averaged)) > 1:
-            count = self._all.gathered(count, TOKENS_COUNT, 0, "loss", self._averaged).sum()
+        level = self._level()
+        if (ranks := self._all.axis.levels.size(level)) > 1:
+            count = self._all.gathered(count, TOKENS_COUNT, 0, "loss", level).sum()
         return total * (ranks / count.clamp(min=1)).to(total.dtype).squeeze()
+
+    def _level(self) -> str:
+        if self._averaged is None and self._all.axis.has_replicas:
+            what = "is not bound, so its means would be over the tokens of all replicas"
+            raise UserError(what, where="a Context", allowed="context.bind(module) before lowband.shard")
+        return self._averaged or WORLD
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _compare(self, device: torch.device) -> None:

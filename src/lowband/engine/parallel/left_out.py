@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 from lowband.engine.transport.topology import Topology
-from lowband.errors import UserError
-from lowband.spec.scheme import Scheme
 
 # What walks over tokens in order, or over neighbours, and so needs all of them.
 IN_ORDER = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -85,16 +83,10 @@ def in_order(module: nn.Module) -> Iterator[tuple[str, str]]:
             yield f"'{name}'", f"{type(child).__name__} needs the tokens of a whole sequence, in order"
 
 
-def bound_context(module: nn.Module, topology: Topology, scheme: Scheme) -> Any:
-    """The Context that was bound to a module. Of one that is not, warns where `bind` would refuse.
-
-    Raises UserError for one that is not, under a scheme of replicas whose losses have means of their own.
-    """
+def bound_context(module: nn.Module, topology: Topology) -> Any:
+    """The Context that was bound to a module. Of one that is not, warns where `bind` would refuse."""
     context = getattr(module, "_lowband_context", None)
     if context is None and len(topology.along("context").ranks) > 1:
-        if scheme.sync is not None:
-            what = "a Context that is not bound divides losses by the tokens of all replicas"
-            raise UserError(what, where=f"scheme '{scheme.name}'", allowed="context.bind(module) before")
         for where, what in in_order(module):
             _warn(f"{where}: {what}, which ranks along context have parts of")
     return context

@@ -153,8 +153,8 @@ class Pipeline(nn.Module):
         if isinstance(loss, nn.Module) and (of_loss := of_part(loss)) is not None:
             of_loss.count_in(engine.ledger)
         whole = chain if isinstance(chain, nn.Module) else nn.ModuleList(modules)
-        if (context := bound_context(whole, topology, given)) is not None:
-            context.count_in(engine.ledger, given.level("replica"))
+        if (context := bound_context(whole, topology)) is not None:
+            context.count_in(engine.ledger, engine.averaged)
         self._alike = None if engine.pipeline is None else Alike(engine.pipeline, engine.device)
         self._alike_along_tensor = along_tensor(engine.tensor, engine.device)
         if self._alike_along_tensor is not None:

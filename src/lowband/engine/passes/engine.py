@@ -121,6 +121,13 @@ class Engine:
         """Whether this rank is the first of those that share the module."""
         return self.axis.is_first and (self.tensor is None or self.tensor.axis.is_first)
 
+    @property
+    def averaged(self) -> str | None:
+        """The level over whose groups gradients are averaged in every step; None if it trains nothing."""
+        scheme = self.collectives.scheme
+        trains = scheme.sync is not None or any(unit.requires_grad for unit in self.units)
+        return scheme.level("replica") if trains else None
+
     def _of_experts(self, module: nn.Module) -> tuple[list[nn.Parameter], int]:
         """Parameters that other ranks along data do not have, and the first rank that has these."""
         if self.experts is None:

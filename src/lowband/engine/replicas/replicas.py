@@ -53,6 +53,7 @@ class Replicas:
     def __init__(self, sync: Sync, units: Sequence[Unit], lanes: Lanes) -> None:
         self.sync, self._units, self._lanes = sync, units, lanes
         self.axis = units[0].collectives.axis
+        self.axis.has_replicas = True
         kind = Anchor if sync.has_anchor else Pair
         self.exchanges: list[Exchange] = [kind(unit, sync) for unit in units if unit.requires_grad]
         levels = units[0].levels
