@@ -97,7 +97,7 @@ _ENGINE = {
     "units/behind": _dist("behind", "tiers", "disk"),
     "units/copied": [*_dist("behind", "late"), *EVERY_STEP],
     "units/to_and_fro": [*_dist("offload"), *EVERY_STEP],
-    "units/late": [*_dist("late"), *EVERY_STEP],
+    "units/late": [*_dist("late", "checkpoint_refused"), *EVERY_STEP],
     "units/room": [*_dist("weights_beyond"), *EVERY_STEP],
     "units/weights_beyond": [*_dist("weights_beyond"), *EVERY_STEP],
     "units/turns": [*_dist("tiers", "disk", "offload"), *EVERY_STEP],
@@ -212,7 +212,7 @@ _CHECKPOINT = {
     "manifest": _dist("checkpoint_fit", "checkpoint_damage", "checkpoint"),
     "names": _dist("sync_checkpoint_late", "sync_checkpoint", "checkpoint_fit", "checkpoint"),
     "rank_file": [f"{UNIT}rank_file.py", *_dist("checkpoint_writes", "checkpoint_damage")],
-    "restore": _dist("checkpoint_fit", "sync_checkpoint_late", "checkpoint"),
+    "restore": _dist("checkpoint_fit", "checkpoint_refused", "sync_checkpoint_late", "checkpoint"),
 }  # fmt: skip
 
 # folder or file inside the package -> its tests

@@ -64,7 +64,8 @@ class Checkpointer:
         checkpointer.save(step, model, optimizer, {"scheduler": scheduler.state_dict()})  # periodically
         checkpointer.wait()  # at the end
 
-    folder:    on a file system that all ranks see; created when the first checkpoint is written
+    folder:    of this module alone, which replaces any checkpoint of a step there; on a file system that all
+               ranks see; created when the first checkpoint is written
     timeout_s: seconds without a sign of life or progress from a rank before the others give up, however
                long the whole write takes; default: the timeout of the job's default process group
 
@@ -97,7 +98,7 @@ class Checkpointer:
         self.wait()
         with self._in_memory(module, optimizer, writes=False):
             snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
-        content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
+            content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
         snapshot = replace(snapshot, content=content)
         # Not a daemon: a process that exits without `wait` first completes the checkpoint.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowband.engine.arguments import refused
 from lowband.engine.checkpoint.extra_states import extra_states
 from lowband.engine.checkpoint.manifest import Content, Cut, Group, Manifest, Number, Saved, of_slice
 from lowband.engine.checkpoint.names import STEPS, of_replica, state_name
@@ -96,6 +97,8 @@ class Logical:
         if optimizer is None:
             allowed = "the optimizer; full_state_dict, save_safetensors for weights alone"
             raise UserError("no optimizer is given", where="lowband.Checkpointer", allowed=allowed)
+        if not (hasattr(optimizer, "state") and hasattr(optimizer, "param_groups")):
+            raise refused("lowband.Checkpointer", "optimizer", optimizer, "one torch.optim.Optimizer")
         engine = engine_of(module)
         engine.axis.check_alone("Checkpointer", known=engine.other_ranks)
         shards, parameters = {}, {}

@@ -133,6 +133,7 @@ def overwrite(
     made:   the result of `new_states`
     """
     for name, piece in here.parameters.items():
+        here.shards[name].zero_()  # the padding, too: a quantized wire has it in a block with weights
         piece.local.copy_(values[f"model.{name}"])
     for name, buffer in buffers(module).items():
         buffer.copy_(values[name].view(buffer.shape))

@@ -62,10 +62,8 @@ class Late(OnDisk):
         return self._is_open
 
     def start_read(self, is_counted: bool = True) -> None:
-        """The state is about to be saved, or loaded: the next forward has all updates."""
+        """The state is about to be saved, or loaded."""
         self.wait()
-        self.show()
-        torch.autograd.graph.increment_version(self._master)
         self._is_open = True
 
     def start_write(
@@ -94,9 +92,12 @@ class Late(OnDisk):
         self.wait()
         yield
 
-    def forget(self) -> None:
-        """The state has been saved."""
+    def forget(self, is_saved: bool = False) -> None:
+        """The state has been saved: the next forward has all updates. Else it has what it would have had."""
         self._is_open = False
+        if is_saved:
+            self.show()
+            torch.autograd.graph.increment_version(self._master)
 
     def check_alone(self, optimizer: Optimizer, shards: Sequence[nn.Parameter]) -> None:
         """Raises UserError if another optimizer updates other shards: its update would not be late."""

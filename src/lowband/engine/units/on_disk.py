@@ -174,8 +174,11 @@ class OnDisk:
         finally:
             self.forget()
 
-    def forget(self) -> None:
-        """Free the tensors, which have not changed since they were read, if the disk has them."""
+    def forget(self, is_saved: bool = False) -> None:
+        """Free the tensors, which have not changed since they were read, if the disk has them.
+
+        is_saved: whether a checkpoint has them (units.late)
+        """
         self.wait()
         if self._is_written:
             self._free()

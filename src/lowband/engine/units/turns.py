@@ -120,15 +120,15 @@ def all_in_memory(
     """Read the states of all these units at once, with their shards; not counted. writes: they may change"""
     for disk, _ in disks:
         disk.start_read(is_counted=False)
-    is_changed = False
+    is_done = False
     try:
         for disk, _ in disks:
             disk.wait()
         yield
-        is_changed = writes
+        is_done = True
     finally:
         for disk, shards in disks:
-            if is_changed:
+            if is_done and writes:
                 disk.start_write(optimizer, shards, is_counted=False)
             else:
-                disk.forget()
+                disk.forget(is_saved=is_done)
