@@ -85,15 +85,15 @@ def shard(
     check_kind(where, "module", module, nn.Module, "a torch.nn.Module")
     if hasattr(module, "_lowband"):
         raise UserError("the module is already sharded", where=type(module).__name__)
+    if collectives not in get_args(Pattern):
+        raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
+    if activations not in (DEVICE, HOST):
+        raise UserError(f"activations in '{activations}'", allowed=(DEVICE, HOST))
     check_kind(where, "scheme", scheme, (Scheme, str), "a lowband.Scheme, or the name of one")
     check_kind(where, "topology", topology, Topology, "a lowband.Topology")
     check_wrap(where, wrap)
     check_callable(where, "placement_of", placement_of, "a function of a unit's name and module")
     check_kind(where, "disk", disk, (str, Path, type(None)), "a folder")
-    if collectives not in get_args(Pattern):
-        raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
-    if activations not in (DEVICE, HOST):
-        raise UserError(f"activations in '{activations}'", allowed=(DEVICE, HOST))
     config = Config()
 
     def named(given: Scheme | str) -> Scheme:
