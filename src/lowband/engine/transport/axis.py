@@ -106,7 +106,7 @@ class Axis:
     ranks:  their numbers, in order
     beside: degrees of the job's axes beside data (Axes.beside)
     order:  of the collectives that they submit, which is the same on all of them
-    has_replicas:  whether a module that is sharded along it is of replicas that meet seldom
+    has_replicas: whether a module that is sharded along it is of replicas that meet seldom
     message_times: on gloo, but for rings
 
     Every rank of the job must make the same ones in the same order, because that creates process groups.
