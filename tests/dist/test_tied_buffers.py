@@ -63,6 +63,21 @@ def changing(kind: type[nn.Module]) -> str:
     return str(error.value)
 
 
-def test_buffers_that_training_changes_are_refused() -> None:
-    for said in on_ranks(2, changing, nn.BatchNorm1d):
+class Assigning(nn.Module):
+    """Has another buffer after each forward that trains."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.running_mean = self.running_mean * 0.9 + x.detach().mean(0) * 0.1
+        return x * self.weight - self.running_mean
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, Assigning])
+def test_buffers_that_training_changes_are_refused(kind: type[nn.Module]) -> None:
+    for said in on_ranks(2, changing, kind):
         assert "a forward changed the buffer '0.running_mean', of which several stages have copies" in said

@@ -30,10 +30,14 @@ class Tied:
     @contextmanager
     def same_buffers(self, module: nn.Module) -> Iterator[None]:
         """Raises UserError if a shared buffer of the module, this rank's stages, changes in this context."""
-        shared = [(b, of.name, b.clone()) for b in module.buffers() if (of := tied_to(b)) is not None]
+        shared = {
+            at: (of.name, buffer.clone())
+            for at, buffer in module.named_buffers()
+            if (of := tied_to(buffer)) is not None
+        }
         yield
-        for buffer, name, before in shared:
-            if not torch.equal(buffer, before):
+        for at, (name, before) in shared.items():
+            if not torch.equal(module.get_buffer(at), before):  # in place, or by another in its place
                 raise UserError(
                     f"a forward changed the buffer '{name}', of which several stages have copies",
                     where=self._where,
