@@ -18,6 +18,11 @@ def sharded(**given: Any) -> nn.Module:
     return lowband.shard(given.pop("module", nn.Sequential(nn.Linear(4, 4))), **given)
 
 
+def piped(**given: Any) -> lowband.Pipeline:
+    given = {"chain": [nn.Linear(4, 4)], "topology": lowband.Topology({}), "micro_batches": 1, **given}
+    return lowband.Pipeline(**{"loss": nn.functional.mse_loss, "scheme": "zero3", **given})
+
+
 def topology_of(*given: Any) -> object:
     return lowband.Topology(*given)
 
@@ -37,6 +42,18 @@ WRONG: dict[str, Given] = {
         sharded(), torch.zeros(9, 9, 9), lambda x: x
     ),
     "max_norm is None": lambda: lowband.clip_grad_norm_(sharded(), None),
+    "chain is Linear(": lambda: piped(chain=nn.Linear(4, 4)),
+    "chain is of type dict": lambda: piped(chain={"first": nn.Linear(4, 4), "last": nn.Linear(4, 4)}),
+    "chain[1] is <class": lambda: piped(chain=[nn.Linear(4, 4), nn.Linear]),
+    "loss is None": lambda: piped(loss=None),
+    "scheme is 3": lambda: piped(scheme=3),
+    "topology is None": lambda: piped(topology=None),
+    "micro_batches is 1.5": lambda: piped(micro_batches=1.5),
+    "schedule is None": lambda: piped(schedule=None),
+    "chunks is '2'": lambda: piped(chunks="2"),
+    "layers is 1": lambda: piped(layers=1),
+    "micro_batches is 1": lambda: piped().step(1),
+    "micro_batches[0] is of type Tensor": lambda: piped().step([torch.zeros(2, 4, 4)]),
     "inner is 2": lambda: topology_of(2),
     "inner['node'] is '2'": lambda: topology_of({"node": "2"}),
     "axes is {'tensor': 1}": lambda: topology_of({}, {"tensor": 1}),

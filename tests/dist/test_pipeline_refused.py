@@ -116,6 +116,8 @@ class Bad(nn.Module):
         self.calls += 1
         if self.how == "raises" and self.calls == 2:
             raise ArithmeticError("no number\nof this kind")
+        if self.how == "None":
+            return x * self.scale, None
         return {"x": x} if self.how == "dict" else x * self.scale
 
 
@@ -147,6 +149,7 @@ def failing(how: str) -> str:
     [
         ("raises", 1, "ArithmeticError: no number"),
         ("dict", 1, "stage 1 of a pipeline: its output is a dict (allowed: a tensor or a tuple of tensors"),
+        ("None", 1, "its output is a tuple of Tensor, NoneType (allowed: a tensor or a tuple of tensors"),
         ("loss", 3, "UserError: a pipeline's loss is no loss"),
         ("lengths", 0, "micro-batch 1 leaves it as bfloat16[2, 10, 8], not bfloat16[2, 5, 8] as the first"),
     ],

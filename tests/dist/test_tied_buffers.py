@@ -81,3 +81,23 @@ class Assigning(nn.Module):
 def test_buffers_that_training_changes_are_refused(kind: type[nn.Module]) -> None:
     for said in on_ranks(2, changing, kind):
         assert "a forward changed the buffer '0.running_mean', of which several stages have copies" in said
+
+
+class Masked(nn.Module):
+    """Has values in a buffer that equal nothing, not themselves either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+        self.register_buffer("unset", torch.tensor([torch.nan, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def with_nan() -> int:
+    return len(pipe_of(Masked(), None).step([(torch.randn(4, D), torch.randn(4, D))]))
+
+
+def test_a_buffer_with_nan_that_stays_as_it_is_is_no_change() -> None:
+    assert on_ranks(2, with_nan) == [0, 1]

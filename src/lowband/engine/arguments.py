@@ -21,6 +21,12 @@ def check_wrap(where: str, wrap: object) -> None:
         raise refused(where, "wrap", wrap, "a class of modules, a tuple of them, or a function of a module")
 
 
+def check_pair(where: str, name: str, given: object) -> None:
+    """Raises UserError unless it is an input with its target."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise refused(where, name, given, "(input, target)")
+
+
 def check_callable(where: str, name: str, given: object, allowed: str) -> None:
     """Raises UserError unless `given` is None or can be called."""
     if given is not None and not callable(given):

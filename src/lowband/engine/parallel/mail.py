@@ -95,8 +95,9 @@ class Mail:
         """
         found, place = Format.of(output), (stage, self._trains)
         if found is None:
+            of = ", ".join(type(value).__name__ for value in output) if isinstance(output, tuple) else ""
             raise UserError(
-                f"its output is a {type(output).__name__}",
+                f"its output is a {type(output).__name__}{of and f' of {of}'}",
                 where=f"stage {stage} of a pipeline",
                 allowed="a tensor or a tuple of tensors, which the next module takes as its arguments",
             )

@@ -4,20 +4,23 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from numbers import Integral
+from types import NoneType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.arguments import check_kind, check_pair
 from lowband.engine.options import Options, device_of
 from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
 from lowband.engine.parallel.left_out import bound_context
 from lowband.engine.parallel.mail import Mail
-from lowband.engine.parallel.plan import Cut, Plan, check_apart, check_lists, cut, ends
-from lowband.engine.parallel.tied import Tied
+from lowband.engine.parallel.plan import Plan, check_apart, cut, ends, lists_of
+from lowband.engine.parallel.tied import Tied, tie_copies
 from lowband.engine.passes.alike import Alike, along_tensor
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, is_alone
@@ -26,11 +29,10 @@ from lowband.engine.transport.messages import Messages
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
 from lowband.engine.units.parts import of_part
-from lowband.engine.units.tied_to import TiedTo, tie
 from lowband.errors import UserError
 from lowband.spec.config import Config
 from lowband.spec.schedule import Action, Lists, stages
-from lowband.spec.schedules import SCHEDULES, Name, lists
+from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import DISK, HOST
 
@@ -43,6 +45,22 @@ class Chained(Protocol):
 
     def chain(self) -> Mapping[str, nn.Module]:
         """The modules of the chain, in order, by their names in this one."""
+
+
+# by argument: the kinds that it may have, and how a refusal tells them
+_KINDS = {
+    "chain": (
+        (Chained, Sequence, nn.ModuleList, nn.Sequential),
+        "a list of modules, or a module with a method `chain()`",
+    ),
+    "loss": (Callable, "a function of an output and a target"),
+    "scheme": ((Scheme, str), "a lowband.Scheme, or the name of one"),
+    "topology": (Topology, "a lowband.Topology"),
+    "micro_batches": (Integral, "a number of them"),
+    "schedule": (Sequence, "the name of one, or lists of actions by rank"),
+    "chunks": ((Integral, NoneType), "a number of stages"),
+    "layers": ((Sequence, NoneType), "numbers of modules, by stage"),
+}
 
 
 class Pipeline(nn.Module):
@@ -91,9 +109,15 @@ class Pipeline(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        given = {"chain": chain, "loss": loss, "scheme": scheme, "topology": topology}
+        given |= {"micro_batches": micro_batches, "schedule": schedule, "chunks": chunks, "layers": layers}
+        for name, (kinds, allowed) in _KINDS.items():
+            check_kind("lowband.Pipeline", name, given[name], kinds, allowed)
         axis = topology.along("pipeline")
         named = chain.chain() if isinstance(chain, Chained) else {str(i): m for i, m in enumerate(chain)}
         names, modules = list(named), list(named.values())
+        for name, module in named.items():
+            check_kind("lowband.Pipeline", f"chain[{name}]", module, nn.Module, "a torch.nn.Module")
         if not is_alone():
             check_same(
                 {
@@ -104,20 +128,13 @@ class Pipeline(nn.Module):
                     "modules of a pipeline": [type(module).__name__ for module in modules],
                 }
             )
-        of_ranks = _lists(schedule, len(axis.ranks), micro_batches, chunks)
-        given = Config().scheme(scheme) if isinstance(scheme, str) else scheme
-        for key, tier in (("optim", given.optim_tier), ("weights", given.weights_tier)):
-            if tier == DISK:
-                level = getattr(given, key)
-                what = f"{key} {level}@{DISK} in stages of a pipeline"
-                raise UserError(what, where=f"scheme '{given.name}'", allowed=(level, f"{level}@{HOST}"))
-        if given.offload is not None:
-            what = "offload in stages of a pipeline"
-            raise UserError(what, where=f"scheme '{given.name}'", allowed="no offload")
+        of_ranks = lists_of(schedule, len(axis.ranks), micro_batches, chunks)
+        of_stages = Config().scheme(scheme) if isinstance(scheme, str) else scheme
+        _check_tiers(of_stages)
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
         check_apart(names, modules, cuts, self._plan)
-        _tie(named, cuts, self._plan, axis.place)
+        tie_copies(named, cuts, self._plan, axis.place)
         self._stages = {stage: modules[slice(*cuts[stage])] for stage in self._plan.stages}
         for stage, of_it in self._stages.items():
             for name, module in zip(names[slice(*cuts[stage])], of_it, strict=True):
@@ -133,8 +150,8 @@ class Pipeline(nn.Module):
         own = {module for of_it in self._stages.values() for module in of_it}
         self._lowband = Engine(
             self,
-            given,
-            lambda _name, _owner: given,
+            of_stages,
+            lambda _name, _owner: of_stages,
             topology.along("data"),
             lambda module: module in own,
             options,
@@ -181,6 +198,9 @@ class Pipeline(nn.Module):
         that fails ends the others, which name it and its error, as soon as they miss it, at the latest after
         the job's timeout.
         """
+        check_kind(self._name, "micro_batches", micro_batches, Sequence, "a list of (input, target)")
+        for i, pair in enumerate(micro_batches):
+            check_pair(self._name, f"micro_batches[{i}]", pair)
         if len(micro_batches) != self._micro_batches:
             raise UserError(
                 f"{len(micro_batches)} micro-batches",
@@ -235,6 +255,18 @@ class Pipeline(nn.Module):
             raise
 
 
+def _check_tiers(scheme: Scheme) -> None:
+    """Raises UserError for a tier that stages do not use."""
+    for key, tier in (("optim", scheme.optim_tier), ("weights", scheme.weights_tier)):
+        if tier == DISK:
+            level = getattr(scheme, key)
+            what = f"{key} {level}@{DISK} in stages of a pipeline"
+            raise UserError(what, where=f"scheme '{scheme.name}'", allowed=(level, f"{level}@{HOST}"))
+    if scheme.offload is not None:
+        what = "offload in stages of a pipeline"
+        raise UserError(what, where=f"scheme '{scheme.name}'", allowed="no offload")
+
+
 def _checked_loss(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
     """Raises UserError if it has parameters: no rank would reduce their gradients, nor save them."""
     if isinstance(loss, nn.Module) and (names := [name for name, _ in loss.named_parameters()]):
@@ -244,19 +276,6 @@ def _checked_loss(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, An
             allowed="parameters in modules of the chain",
         )
     return loss
-
-
-def _lists(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int | None) -> Lists:
-    """The checked lists of a pipeline."""
-    if isinstance(schedule, str):
-        fewest = SCHEDULES[schedule].chunks[0] if schedule in SCHEDULES else 1
-        found = lists(schedule, ranks, micro_batches, fewest if chunks is None else chunks)
-    else:
-        found = schedule
-        if chunks is not None:
-            raise UserError("chunks beside lists of actions", where="a pipeline", allowed="one of both")
-    check_lists(found, ranks, micro_batches)
-    return found
 
 
 def _register(within: nn.Module, name: str, module: nn.Module) -> None:
@@ -275,24 +294,3 @@ def _end_entries(module: nn.Module) -> None:
     columns = [inner for inner in module.modules() if isinstance(inner, ColumnLinear)]
     for entered in {id(column.cut.entered): column.cut.entered for column in columns}.values():
         module.register_forward_hook(entered, always_call=True)
-
-
-def _tie(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan, place: int) -> None:
-    """Let what stages on several ranks share know of its copies: parameters, buffers. place: of this rank
-
-    Raises UserError if a rank has no parameters.
-    """
-    named = list(chain.items())
-    users: dict[torch.Tensor, tuple[str, dict[int, None]]] = {}  # its first name, and ranks in order
-    for stage, of_it in enumerate(cuts):
-        for at, module in named[slice(*of_it)]:
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                users.setdefault(tensor, (f"{at}.{name}", {}))[1][plan.rank_of[stage]] = None
-    used = {rank for of, (_, ranks) in users.items() if isinstance(of, nn.Parameter) for rank in ranks}
-    if without := sorted(set(plan.rank_of.values()) - used):
-        raise UserError(
-            f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
-        )
-    for tensor, (name, ranks) in users.items():
-        if len(ranks) > 1:
-            tie(tensor, TiedTo(name, tuple(ranks), place))

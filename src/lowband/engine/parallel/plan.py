@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lowband.errors import UserError
 from lowband.spec.schedule import Action, Done, Lists, check, needs, stages
+from lowband.spec.schedules import SCHEDULES, Name, lists
 
 
 class Plan:
@@ -115,12 +116,25 @@ def check_apart(names: Sequence[str], modules: Sequence[object], cuts: Sequence[
                 )
 
 
-def check_lists(lists: Lists, ranks: int, micro_batches: int) -> None:
+def lists_of(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int | None) -> Lists:
+    """The checked lists of a pipeline: of a schedule by name, or one's own."""
+    if isinstance(schedule, str):
+        fewest = SCHEDULES[schedule].chunks[0] if schedule in SCHEDULES else 1
+        found = lists(schedule, ranks, micro_batches, fewest if chunks is None else chunks)
+    else:
+        found = schedule
+        if chunks is not None:
+            raise UserError("chunks beside lists of actions", where="a pipeline", allowed="one of both")
+    _check_lists(found, ranks, micro_batches)
+    return found
+
+
+def _check_lists(of_ranks: Lists, ranks: int, micro_batches: int) -> None:
     """Raises UserError for lists that are no step of that many ranks and micro-batches."""
-    check(lists)
-    found = 1 + max(action.micro_batch for of_rank in lists for action in of_rank)
-    for what, given, expected in (("ranks", len(lists), ranks), ("micro-batches", found, micro_batches)):
+    check(of_ranks)
+    found = 1 + max(action.micro_batch for of_rank in of_ranks for action in of_rank)
+    for what, given, expected in (("ranks", len(of_ranks), ranks), ("micro-batches", found, micro_batches)):
         if given != expected:
             raise UserError(f"a schedule for {given} {what}, of {expected}", where="a pipeline")
-    if idle := [rank for rank, of_rank in enumerate(lists) if not of_rank]:
+    if idle := [rank for rank, of_rank in enumerate(of_ranks) if not of_rank]:
         raise UserError(f"ranks {idle} of a schedule have no stage", allowed="a stage or more on each rank")

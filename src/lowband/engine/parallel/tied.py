@@ -5,19 +5,42 @@ comes to them. So the copies stay equal, provided that each rank's optimizer doe
 its gradient each sends a checksum of its copy. Of buffers each rank has a copy, too, so they must not change.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from lowband.engine.parallel.plan import Cut, Plan
+from lowband.engine.passes.alike import bits_of
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.messages import Messages
-from lowband.engine.units.tied_to import TiedTo, tied_to
+from lowband.engine.units.tied_to import TiedTo, tie, tied_to
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.activations import TIED_REDUCE
+
+
+def tie_copies(chain: Mapping[str, nn.Module], cuts: Sequence[Cut], plan: Plan, place: int) -> None:
+    """Let what stages on several ranks share know of its copies: parameters, buffers. place: of this rank
+
+    Raises UserError if a rank has no parameters.
+    """
+    named = list(chain.items())
+    users: dict[torch.Tensor, tuple[str, dict[int, None]]] = {}  # its first name, and ranks in order
+    for stage, of_it in enumerate(cuts):
+        for at, module in named[slice(*of_it)]:
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                users.setdefault(tensor, (f"{at}.{name}", {}))[1][plan.rank_of[stage]] = None
+    used = {rank for of, (_, ranks) in users.items() if isinstance(of, nn.Parameter) for rank in ranks}
+    if without := sorted(set(plan.rank_of.values()) - used):
+        raise UserError(
+            f"ranks {without} of the axis have no parameters", where="a pipeline", allowed="other layers"
+        )
+    for tensor, (name, ranks) in users.items():
+        if len(ranks) > 1:
+            tie(tensor, TiedTo(name, tuple(ranks), place))
 
 
 class Tied:
@@ -31,13 +54,13 @@ class Tied:
     def same_buffers(self, module: nn.Module) -> Iterator[None]:
         """Raises UserError if a shared buffer of the module, this rank's stages, changes in this context."""
         shared = {
-            at: (of.name, buffer.clone())
+            at: (of.name, bits_of(buffer).clone())
             for at, buffer in module.named_buffers()
             if (of := tied_to(buffer)) is not None
         }
         yield
         for at, (name, before) in shared.items():
-            if not torch.equal(module.get_buffer(at), before):  # in place, or by another in its place
+            if not torch.equal(bits_of(module.get_buffer(at)), before):  # also by another in its place
                 raise UserError(
                     f"a forward changed the buffer '{name}', of which several stages have copies",
                     where=self._where,

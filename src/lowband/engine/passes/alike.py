@@ -220,9 +220,14 @@ def _dense(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return [found.indices(), found.values()]
 
 
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [bytes] of a strided tensor. A NaN equals itself by them."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
 def _sum(tensor: torch.Tensor) -> int:
     """Of its bits, at any order; different values may have the same sum."""
-    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    flat = bits_of(tensor)
     weights = torch.arange(1, len(flat) + 1, device=flat.device) % 65521
     return int((flat.to(torch.int64) * weights).sum())
 
