@@ -89,3 +89,36 @@ def test_a_load_leaves_zeros_in_the_padding(tmp_path: Path) -> None:
     """Which a quantized wire has in a block with weights."""
     for found in on_ranks(2, filled_and_loaded, tmp_path):
         assert all(torch.equal(before, after) for before, after in found)
+
+
+def two_modules(folder: Path) -> dict[str, bool]:
+    (actor, of_actor), (critic, of_critic) = made("zero3"), made("zero3")
+    first, second = lowband.Checkpointer(folder), lowband.Checkpointer(folder)
+    first.save(1, actor, of_actor)
+    with torch.no_grad():
+        for shard in critic.parameters():
+            shard.add_(1.0)
+    with pytest.raises(lowband.UserError, match="another module saves its checkpoints here"):
+        second.save(1, critic, of_critic)  # the first may still be written
+    first.save(2, actor, of_actor)
+    first.wait()
+    kept = [unit.master.clone() for unit in engine_of(actor).units]
+    second.load_newest(critic, of_critic)
+    loaded = [unit.master.clone() for unit in engine_of(critic).units]
+    second.save(3, critic, of_critic)  # goes on from there
+    second.wait()
+    del actor, of_actor, critic, of_critic
+    third, of_third = made("zero3")
+    second.save(3, third, of_third)  # what saved there is gone
+    second.wait()
+    fourth, of_fourth = made("zero3")
+    lowband.Checkpointer(folder.with_name("other")).save(3, fourth, of_fourth)
+    for path in sorted(folder.iterdir()) if torch.distributed.get_rank() == 0 else []:
+        path.rename(folder.with_name(f"{folder.name}-{path.name}"))
+    torch.distributed.barrier()
+    lowband.Checkpointer(folder).save(3, fourth, of_fourth)  # nothing is there any more
+    return {"kept": all(torch.equal(before, after) for before, after in zip(kept, loaded, strict=True))}
+
+
+def test_a_folder_is_of_one_module(tmp_path: Path) -> None:
+    assert on_ranks(2, two_modules, tmp_path / "folder") == [{"kept": True}] * 2

@@ -211,7 +211,9 @@ _CHECKPOINT = {
     "logical_tensors": _dist("checkpoint_fit", "sync_checkpoint_late", "sync_checkpoint", "checkpoint"),
     "manifest": _dist("checkpoint_fit", "checkpoint_damage", "checkpoint"),
     "names": _dist("sync_checkpoint_late", "sync_checkpoint", "checkpoint_fit", "checkpoint"),
+    "owner": _dist("checkpoint_refused"),
     "rank_file": [f"{UNIT}rank_file.py", *_dist("checkpoint_writes", "checkpoint_damage")],
+    "snapshot": _dist("checkpoint_waiting", "checkpoint_refused", "checkpoint"),
     "restore": _dist("checkpoint_fit", "checkpoint_refused", "sync_checkpoint_late", "checkpoint"),
 }  # fmt: skip
 

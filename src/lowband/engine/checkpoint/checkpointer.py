@@ -10,14 +10,13 @@ A checkpoint is a folder `step-00000010` (see `lowband.engine.checkpoint.manifes
 """
 
 import atexit
-import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,14 @@ from torch import nn
 
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
-from lowband.engine.checkpoint.json_values import check_json
-from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_in, random_states
+from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_in
 from lowband.engine.checkpoint.manifest import (
-    MOST_STEPS,
-    Content,
     Damaged,
     Manifest,
     folder_name,
-    of_slice,
 )
-from lowband.engine.checkpoint.names import of_replica, seen_as, seen_by
+from lowband.engine.checkpoint.names import seen_as, seen_by
+from lowband.engine.checkpoint.owner import Owner
 from lowband.engine.checkpoint.peer_checkpoint import is_peers
 from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_file
 from lowband.engine.checkpoint.restore import (
@@ -47,12 +43,12 @@ from lowband.engine.checkpoint.restore import (
     ranges,
     read,
 )
+from lowband.engine.checkpoint.snapshot import Snapshot
 from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.engine.units.turns import all_in_memory
-from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 
 
@@ -77,6 +73,7 @@ class Checkpointer:
         self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._owner = Owner(self.folder)
         self.stall_s = 0.0  # time that the last `save` blocked its caller
         self.skipped: tuple[str, ...] = ()  # a line per checkpoint that `load_newest` skipped, newest first
 
@@ -91,15 +88,18 @@ class Checkpointer:
         later steps, from which this training did not come, are renamed `step-00000010.left`.
 
         extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
-        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved, or
+        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved, in a
+        folder into which another module saves, unless this one has loaded from there, or
         while gradients wait that backwards under `no_sync` have accumulated: a checkpoint has none.
         """
         start = time.perf_counter()
         self.wait()
         with self._in_memory(module, optimizer, writes=False):
-            snapshot = self._meeting.agree(lambda: _Snapshot.of(step, module, optimizer, extra or {}))
+            self._meeting.agree(lambda: self._owner.check(module))
+            snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
             content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
         snapshot = replace(snapshot, content=content)
+        self._owner.saves(module)
         # Not a daemon: a process that exits without `wait` first completes the checkpoint.
         self._writer = threading.Thread(target=self._write, args=(snapshot,))
         self._writer.start()
@@ -168,7 +168,7 @@ class Checkpointer:
 
     # ---- writing, in a thread
 
-    def _write(self, snapshot: "_Snapshot") -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         try:
             meeting, rank, step = self._meeting, self._meeting.rank, snapshot.content.step
             writing = self.folder / f".{folder_name(step)}.writing"
@@ -184,6 +184,8 @@ class Checkpointer:
         except BaseException as error:  # raised by the next `wait`
             self._failure = error
             _unraised.append(error)
+        finally:
+            self._owner.is_writing = False
 
     # ---- loading
 
@@ -203,7 +205,9 @@ class Checkpointer:
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Any]:
         with self._in_memory(module, optimizer, writes=True):
-            return self._fill(path, whole, module, optimizer)
+            extra = self._fill(path, whole, module, optimizer)
+        self._owner.has_loaded(path, module)
+        return extra
 
     @contextmanager
     def _in_memory(self, module: nn.Module, optimizer: torch.optim.Optimizer, writes: bool) -> Iterator[None]:
@@ -246,42 +250,6 @@ class Checkpointer:
         with torch.no_grad():
             overwrite(manifest, values, made, here, random, module, optimizer, device)
         return manifest.extra
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """A copy of the pieces that this rank writes, and the content on which all ranks must agree."""
-
-    content: Content
-    extra: dict[str, Any]
-    pieces: dict[str, Piece]
-
-    @classmethod
-    def of(
-        cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
-    ) -> "_Snapshot":
-        if type(step) is not int or not 0 <= step <= MOST_STEPS:
-            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"int, 0 to {MOST_STEPS}")
-        check_reduced(
-            engine_of(module).shards,
-            "Checkpointer.save",
-            "a checkpoint would leave out",
-            allowed="a save behind optimizer.step(); zero_grad() to discard them",
-        )
-        if (replicas := engine_of(module).replicas) is not None:
-            replicas.before_first_step()  # the weights are the anchor
-        here = Logical.of(module, optimizer)
-        check_json("extra", extra)
-        for i, group in enumerate(here.groups):
-            check_json(f"param group {i}", group.options)
-        written = {
-            of_slice(of_replica(name, here.replica), 0 if piece.slice is None else piece.slice.place): piece
-            for name, piece in here.pieces.items()
-            if piece.writes
-        }
-        pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
-        # Copied through JSON, so that later changes by the caller are not saved.
-        return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
 
 
 _unraised: list[BaseException] = []  # errors of background writes that no `wait` has raised yet
