@@ -229,11 +229,11 @@ def test_a_run_goes_on_from_saved_weights() -> None:
         assert all(torch.equal(ours, other) for ours, other in zip(weights, expected, strict=True))
 
 
-def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor], str]:
-    """Worker 0 trains two rounds alone, 1 joins; each with a schedule or without."""
+def _join_another_way(decays: tuple[float, float]) -> tuple[list[torch.Tensor], str]:
+    """Worker 0 trains two rounds alone, 1 joins; each with a schedule of its own."""
     store, rank, module = _store(), dist.get_rank(), _module()
     adam = _optimizer(module)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(adam, 0.5) if schedules[rank] else None
+    schedule = torch.optim.lr_scheduler.ExponentialLR(adam, decays[rank])
     begins = (0,) if rank == 0 else ()
     if rank == 1:
         dist.barrier()
@@ -254,15 +254,21 @@ def _join_another_way(schedules: tuple[bool, bool]) -> tuple[list[torch.Tensor],
 
 
 def test_who_joins_replays_the_schedule() -> None:
-    (first, _), (second, error) = on_ranks(2, _join_another_way, (True, True))
+    (first, _), (second, error) = on_ranks(2, _join_another_way, (0.5, 0.5))
     assert error == ""
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_who_would_train_other_weights_is_refused() -> None:
-    (_, alone), (_, error) = on_ranks(2, _join_another_way, (True, False))
+    (_, alone), (_, error) = on_ranks(2, _join_another_way, (0.5, 0.4))
     assert alone == ""
     assert "after 3 rounds the weights are not the others'" in error
+
+
+def _other_optimizer(store: dist.Store, **options: float) -> lowband.OneByte:
+    module = _module()
+    optimizer = torch.optim.AdamW(module.parameters(), **{"lr": 0.02, **options})
+    return lowband.OneByte(module, optimizer, store, 0, (0,), EPSILON, 0.1, SEED)
 
 
 def _refused() -> list[str]:
@@ -278,6 +284,8 @@ def _refused() -> list[str]:
     note(worker=1, begins=(0,))
     note(worker=MOST_WORKERS)
     note(epsilon=0.0)
+    found.append(refusal(_other_optimizer, store, lr=0.03))
+    found.append(refusal(_other_optimizer, store, weight_decay=0.0))
     before = _weights(one)
     found.append(refusal(lambda: one.step(lambda: torch.tensor(float("nan")))))
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))
@@ -300,6 +308,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
             "not among",
             f"worker {MOST_WORKERS}",
             "epsilon",
+            "optimizer or scheduler: not those that the run began with",
+            "optimizer or scheduler: not those that the run began with",
             "nan",
         ],
         strict=True,

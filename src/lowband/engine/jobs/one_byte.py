@@ -80,8 +80,8 @@ class OneByte:
         first_round: of a run that goes on from saved weights and optimizer: the `round` they were saved at
         scheduler:   of the learning rate; stepped here after every round, also those that are replayed
 
-        Raises UserError for a module that is sharded or all frozen, and for weights, a seed or workers other
-        than those that the run began with.
+        Raises UserError for a module that is sharded or all frozen, and for weights, a seed, an optimizer or
+        workers other than those that the run began with.
         """
         if hasattr(module, "_lowband"):
             raise UserError("the module is sharded, and a worker needs all weights", where="OneByte")
@@ -105,6 +105,7 @@ class OneByte:
         self._is_asking = False
         with reaching(store):
             self._agree("weights, buffers or seed", self._checksum(module.state_dict().items()))
+            self._agree("optimizer or scheduler", _options(optimizer, scheduler))
             self.members = self._first(begins)  # who is expected in this round
             self._ask_to_join()
 
@@ -162,7 +163,7 @@ class OneByte:
         if self._store.compare_set(f"one-byte/{what}", "", mine).decode() != mine:
             raise UserError(
                 f"{what}: not those that the run began with", where="OneByte",
-                allowed="the same module, seed, first_round and begins on every worker",
+                allowed="the same module, seed, first_round, optimizer and begins on every worker",
             )  # fmt: skip
 
     def _first(self, begins: Collection[int]) -> list[int]:
@@ -276,3 +277,14 @@ class OneByte:
         finally:
             torch._foreach_copy_(self._weights, kept)
         return losses[0], losses[1]
+
+
+def _options(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> str:
+    """What copies of the weights must have in common to stay equal, as text: kinds, and options of groups."""
+    groups = [
+        {name: repr(value) for name, value in group.items() if name != "params"}
+        | {"params": [list(parameter.shape) for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    kinds = [type(each).__qualname__ for each in (optimizer, scheduler)]
+    return json.dumps([kinds, groups], sort_keys=True)
