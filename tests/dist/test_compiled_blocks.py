@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lowband
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.axes import Axes
 from lowband.spec.mesh import Levels
 from tests.checkout import CONFIG
 
@@ -230,3 +231,39 @@ def test_code_of_inductor_gives_the_same_bits() -> None:
     [(sharded, whole)] = on_ranks(1, train_by_inductor, time_limit_s=LIMIT_S)
     for name, value in whole.items():
         assert torch.equal(sharded[name], value), name
+
+
+def losses_of_stages(schedule: str, is_compiled: bool) -> tuple[list[float], int]:
+    """With the number of graph breaks."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    chain = [Block() for _ in range(2)]
+    for block in chain if is_compiled else []:
+        block.compile(backend=BACKEND)
+    topology = lowband.Topology({}, Axes(pipeline=2))
+    pipe = lowband.Pipeline(
+        chain, nn.functional.mse_loss, "zero3", topology, 2, schedule, compute_dtype=torch.float32
+    )
+    optimizer, losses = adamw(list(pipe.parameters())), []
+    for step in range(STEPS + 1):
+        generator = torch.Generator().manual_seed(step)
+        losses += pipe.step([tuple(torch.randn(2, 3, WIDTH, generator=generator)) for _ in range(2)])
+        optimizer.step()
+        optimizer.zero_grad()
+    return [float(loss) for loss in losses], sum(counters["graph_break"].values())
+
+
+def of_schedules() -> list[tuple[list[float], int]]:
+    return [
+        losses_of_stages("1f1b", False),
+        losses_of_stages("zb-h1", False),
+        losses_of_stages("zb-h1", True),
+    ]
+
+
+def test_stages_of_split_schedules_may_be_compiled() -> None:
+    *_, last = on_ranks(2, of_schedules, time_limit_s=LIMIT_S)
+    losses = [found for found, _ in last]
+    assert losses[0] == losses[1] == losses[2]
+    assert [breaks for _, breaks in last] == [0, 0, 0]

@@ -6,7 +6,8 @@ other parameters (norms, embeddings, products that torch makes out of sight, as 
 `F.multi_head_attention_forward`) get their gradients in the first part, which is right: less is put off.
 Under autocast nothing is, because the factors have different dtypes; nor under `torch.func`, whose transforms
 know no such function; nor of a weight with a hook, which would be given None. Nor does `torch.autograd.grad`
-inside of a forward put anything off: it returns gradients, and adds none to the weights'.
+inside of a forward put anything off: it returns gradients, and adds none to the weights'. Nor is anything of
+what torch.compile has compiled, whose graph has a backward in one part.
 
 The mode is opened by the modules themselves, not around the stage: activation checkpointing computes them
 again inside of autograd, which closes all modes and on a GPU has threads of its own. What a module itself
@@ -16,7 +17,7 @@ tensors that were opened since the module began tell.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,9 @@ class Deferring:
                 module.forward = partial(self._run, module.forward)
 
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with nullcontext() if self._into is None else self._into.in_module():
+        if torch.compiler.is_compiling() or self._into is None:
+            return forward(*args, **kwargs)
+        with self._into.in_module():
             return forward(*args, **kwargs)
 
     @contextmanager
