@@ -233,6 +233,39 @@ def test_code_of_inductor_gives_the_same_bits() -> None:
         assert torch.equal(sharded[name], value), name
 
 
+def losses_of_steps(is_compiled: bool, kind: str) -> list[float]:
+    """Of steps in one function: two backwards, clipping, the optimizer."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    lowband.shard(model, "zero3", lowband.Topology({}), Block, torch.float32)
+    optimizer = adamw(list(model.parameters())) if kind == "torch" else lowband.AdamW(model, lr=1e-2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with lowband.no_sync(model):
+            model(0.5 * x).square().mean().backward()
+        loss = model(x).square().mean()
+        loss.backward()
+        lowband.clip_grad_norm_(model, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    run = torch.compile(step, backend=BACKEND) if is_compiled else step
+    drawn = torch.Generator().manual_seed(torch.distributed.get_rank())
+    return [float(run(torch.randn(4, WIDTH, generator=drawn))) for _ in range(STEPS + 1)]
+
+
+def of_steps(kind: str) -> list[list[float]]:
+    return [losses_of_steps(False, kind), losses_of_steps(True, kind)]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("torch"), pytest.param("lowband", marks=pytest.mark.wide)])
+def test_a_whole_step_may_be_compiled(kind: str) -> None:
+    for plain, compiled in on_ranks(2, of_steps, kind, time_limit_s=LIMIT_S):
+        assert compiled == plain
+
+
 def losses_of_stages(schedule: str, is_compiled: bool) -> tuple[list[float], int]:
     """With the number of graph breaks."""
     torch._dynamo.reset()

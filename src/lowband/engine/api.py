@@ -134,6 +134,7 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     return engine_of(module).no_sync()
 
 
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def accumulate(
     module: nn.Module, micro_batches: Sequence[T], loss_of: Callable[[T], torch.Tensor]
 ) -> list[torch.Tensor]:
@@ -158,6 +159,7 @@ def accumulate(
     return Breadth(engine_of(module).passes, micro_batches, loss_of).run()
 
 
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; returns the unscaled norm.
 

@@ -247,6 +247,7 @@ class Hooks:
             self._enter_backward()
             self._arrived_in = task
 
+    @torch._disable_dynamo
     def _enter_backward(self) -> None:
         """Begin a backward, unless one is running."""
         if self._backward.runs:
@@ -262,6 +263,7 @@ class Hooks:
         self._passes.begin_backward()
         self._backward.queue_end(partial(self._end_backward))
 
+    @torch._disable_dynamo
     def _end_backward(self) -> None:
         self._passes.end_backward()
         self._pass.is_spent = True

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -88,6 +89,7 @@ class Passes:
         following = iter(gathered)
         return [unit if unit.is_whole else next(following) for unit in self.units]
 
+    @torch._disable_dynamo
     def ready(self, unit: Unit) -> None:
         """All gradients of a unit are there."""
         self.backward.ready(unit)
