@@ -95,8 +95,8 @@ class Checkpointer:
         start = time.perf_counter()
         self.wait()
         with self._in_memory(module, optimizer, writes=False):
-            self._meeting.agree(lambda: self._owner.check(module))
             snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
+            self._meeting.agree(lambda: self._owner.check(module))
             content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
         snapshot = replace(snapshot, content=content)
         self._owner.saves(module)
