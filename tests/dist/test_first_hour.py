@@ -116,7 +116,7 @@ def test_a_laptop(reader: Reader) -> None:
 def test_a_laptop_and_a_whole_suite(reader: Reader) -> None:
     snakemake, summary = laptop(reader)
     reader.types(snakemake)
-    assert "9 of 9 runs ok" in reader.types(summary)
+    assert "9 runs: 9 ok" in reader.types(summary)
 
 
 def test_an_allocation(reader: Reader) -> None:

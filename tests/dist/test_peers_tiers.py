@@ -43,7 +43,7 @@ def test_losses_and_bytes(tmp_path: Path, peer: str, name: str, ranks: int, chan
                 found[engine, tier] = losses, state_bytes(outcome)
     theirs, sent = found[peer, "host"]
     bound = BOUND if changes.get("compute_dtype") is None else 2**-8
-    assert theirs == pytest.approx(found[peer, "device"][0], rel=0, abs=BOUND)
+    assert theirs == pytest.approx(found[peer, "device"][0], rel=0, abs=bound)
     assert theirs == pytest.approx(found["lowband", "host"][0], rel=0, abs=bound)
     assert sent == found[peer, "device"][1]
 

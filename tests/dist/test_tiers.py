@@ -141,7 +141,7 @@ FEW |= {(4, "hier3", 2, 0.05, "bf16")}  # levels
 )
 def test_bits_bytes_and_memory(ranks: int, some: str) -> None:
     cases = [case for case in CASES if case[0] == ranks and (some == "all" or case in FEW)]
-    for of_rank in on_ranks(ranks, both, cases, time_limit_s=600):
+    for of_rank in on_ranks(ranks, both, cases, time_limit_s=1200):
         for case, found in zip(cases, of_rank, strict=True):
             check(case, case[3], *found)
 
