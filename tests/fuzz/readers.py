@@ -25,7 +25,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "commands/runs.py": ("spec.json", "lowband train", "lowband preflight"),
     "commands/tables.py": ("lowband collect",),
     "engine/disk.py": OWN + "raw values of this process's own states, whose sums are checked on each read",
-    "engine/checkpoint/checkpointer.py": OWN + "JSON that it has just made of the caller's values",
+    "engine/checkpoint/snapshot.py": OWN + "JSON that it has just made of the caller's values",
     "engine/checkpoint/manifest.py": ("checkpoint's manifest", "manifest with its checksum"),
     "engine/checkpoint/rank_file.py": OWN + "raw values; ranges are the manifest's, sums are checked first",
     "engine/checkpoint/extra_states.py": OWN + "bytes whose sums are checked first; torch.load runs no code",
