@@ -286,6 +286,7 @@ def _refused() -> list[str]:
     note(epsilon=0.0)
     found.append(refusal(_other_optimizer, store, lr=0.03))
     found.append(refusal(_other_optimizer, store, weight_decay=0.0))
+    _other_optimizer(dist.HashStore(), lr=torch.tensor(0.02))
     before = _weights(one)
     found.append(refusal(lambda: one.step(lambda: torch.tensor(float("nan")))))
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))

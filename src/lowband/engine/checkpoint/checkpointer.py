@@ -26,11 +26,7 @@ from torch import nn
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.folder import begin, finish, newest_first
 from lowband.engine.checkpoint.logical_tensors import Logical, Piece, in_flight, random_in
-from lowband.engine.checkpoint.manifest import (
-    Damaged,
-    Manifest,
-    folder_name,
-)
+from lowband.engine.checkpoint.manifest import Damaged, Manifest, folder_name
 from lowband.engine.checkpoint.names import seen_as, seen_by
 from lowband.engine.checkpoint.owner import Owner
 from lowband.engine.checkpoint.peer_checkpoint import is_peers
@@ -88,9 +84,9 @@ class Checkpointer:
         later steps, from which this training did not come, are renamed `step-00000010.left`.
 
         extra: anything that JSON can represent, e.g. the position in the data; rank 0's is saved
-        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved, in a
-        folder into which another module saves, unless this one has loaded from there, or
-        while gradients wait that backwards under `no_sync` have accumulated: a checkpoint has none.
+        Raises the error of the last save, if it failed, and UserError for a state that cannot be saved; where
+        another module saves, unless this one has loaded from there; and while gradients wait that backwards
+        under `no_sync` have accumulated: a checkpoint has none.
         """
         start = time.perf_counter()
         self.wait()

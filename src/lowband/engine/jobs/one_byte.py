@@ -282,9 +282,13 @@ class OneByte:
 def _options(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> str:
     """What copies of the weights must have in common to stay equal, as text: kinds, and options of groups."""
     groups = [
-        {name: repr(value) for name, value in group.items() if name != "params"}
-        | {"params": [list(parameter.shape) for parameter in group["params"]]}
+        {**group, "params": [list(parameter.shape) for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
     kinds = [type(each).__qualname__ for each in (optimizer, scheduler)]
-    return json.dumps([kinds, groups], sort_keys=True)
+    return json.dumps([kinds, groups], sort_keys=True, default=_plain)
+
+
+def _plain(value: object) -> object:
+    """Of what JSON has no form for: a tensor's values, on any device; else the kind, which has no address."""
+    return value.tolist() if isinstance(value, torch.Tensor) else type(value).__qualname__

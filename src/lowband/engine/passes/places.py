@@ -80,7 +80,6 @@ class _Refused:
         )
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _refuse_around(around: nn.Module, _name: str, module: nn.Module | None) -> None:
     """Refuse DistributedDataParallel around a sharded module: it would compare and average shards."""
     if isinstance(around, DistributedDataParallel) and module is not None:
