@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from modules import Tower, inputs, is_layer
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -218,6 +219,40 @@ def traced() -> None:
     torch.jit.trace(sharded(), inputs(0, 0))
 
 
+def scripted_afterwards() -> None:
+    torch.jit.script(sharded())
+
+
+def part_scripted_afterwards() -> None:
+    torch.jit.script(sharded().first)
+
+
+def exported() -> None:
+    torch.export.export(sharded(), (inputs(0, 0),), strict=False)
+
+
+def compiled_backward() -> None:
+    loss = sharded()(inputs(0, dist.get_rank()))
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+
+
+def compiled_breadth_first() -> None:
+    model = sharded()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        lowband.accumulate(model, [inputs(step, dist.get_rank()) for step in (0, 1)], model)
+
+
+def compiled_step() -> None:
+    model = sharded()
+
+    def step(x: torch.Tensor) -> None:
+        model(x).backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="eager")(inputs(0, dist.get_rank()))
+
+
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -277,6 +312,12 @@ REFUSED: dict[Callable[[], None], str] = {
     shards_saved: "torch.distributed.checkpoint would keep one rank's part (allowed: lowband.Checkpointer",
     averaged_by_ddp: "Tower: DistributedDataParallel around a sharded module",
     traced: "Tower: torch.jit.trace of a sharded module",
+    scripted_afterwards: "Tower: torch.jit.script of a sharded module",
+    part_scripted_afterwards: "Tower: torch.jit.script of a sharded module",
+    exported: "Tower: torch.export of a sharded module",
+    compiled_backward: "Tower: compiled autograd of a sharded module",
+    compiled_breadth_first: "Tower: compiled autograd of a sharded module",
+    compiled_step: "Tower: compiled autograd of a sharded module",
     vocabulary_resized: "LlamaForCausalLM: resize_token_embeddings after lowband.shard",
     part_copied: "Linear: a part of a sharded module cannot be copied or pickled",
     part_pickled: "first.weight: a shard cannot be pickled: it is this rank's part only",

@@ -33,6 +33,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from lowband.engine.options import Options
+from lowband.engine.passes.compilers import refuse_compiled_autograd
 from lowband.engine.passes.forward_pass import Pass
 from lowband.engine.passes.inputs import Inputs
 from lowband.engine.passes.kept_on_host import KeptOnHost
@@ -252,6 +253,7 @@ class Hooks:
         """Begin a backward, unless one is running."""
         if self._backward.runs:
             return
+        refuse_compiled_autograd(type(self._module).__name__)
         if self._passes.leader is not None:
             raise UserError(
                 "a backward inside of a forward of several micro-batches",

@@ -1,4 +1,4 @@
-"""What a module's surroundings may not do once it is sharded: add or resize parameters, trace it, average it.
+"""What a module's surroundings may not do once it is sharded: add or resize parameters, record it, average it.
 
 [Note: newcomers] The optimizer would train a parameter that came in after sharding, but no rank would average
 its gradient, so ranks would part without an error. Submodules without parameters may come and go:
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lowband.engine.passes.compilers import refuse_compiled_autograd, refuse_recording, refuse_scripts
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 
@@ -29,6 +30,7 @@ class Places:
         for owner, attribute in (place for unit in units for slot in unit.slots for place in slot):
             self._known.setdefault(owner, set()).add(attribute)
         module.register_forward_pre_hook(self._before_forward, prepend=True)
+        refuse_scripts(module)
         for each in module.modules():
             if callable(getattr(each, _RESIZE, None)):
                 setattr(each, _RESIZE, _Refused(_RESIZE, type(each).__name__))
@@ -59,12 +61,8 @@ class Places:
 
     @torch._disable_dynamo
     def _before_forward(self, *_: Any) -> None:
-        if torch.jit.is_tracing():
-            raise UserError(
-                "torch.jit.trace of a sharded module would keep this rank's part only",
-                where=type(self._module).__name__,
-                allowed="torch.jit.trace of a plain module with the values of lowband.full_state_dict",
-            )
+        refuse_recording(where := type(self._module).__name__)
+        refuse_compiled_autograd(where)
         self.check()
 
 
