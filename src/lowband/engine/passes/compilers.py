@@ -1,10 +1,10 @@
-"""What torch's compilers may not make of a sharded module: a program of one rank's part, a graph of its backward.
+"""What torch may not make of a sharded module: a program of one rank's part, or a graph of its backward.
 
 torch.compile is no matter: see passes.hooks, [Note: compiler].
 """
 
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
