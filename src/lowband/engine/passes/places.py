@@ -1,4 +1,4 @@
-"""What surroundings of a module may not do once it is sharded: add or resize parameters, record or average it.
+"""What surroundings of a module must not do once it is sharded: add parameters, record it, average it.
 
 [Note: newcomers] The optimizer would train a parameter that came in after sharding, but no rank would average
 its gradient, so ranks would part without an error. Submodules without parameters may come and go:
