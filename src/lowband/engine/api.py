@@ -20,6 +20,7 @@ from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.replicas.replicas import Replicas
+from lowband.engine.transport.lane import outside_of_modes
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
@@ -172,6 +173,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     numbers = (int, float, torch.Tensor)
     check_kind("lowband.clip_grad_norm_", "max_norm", max_norm, numbers, "a number")
     engine = engine_of(module)
+    for unit in engine.units:
+        unit.grads.settle()
     norm, grads = grad_norm(engine)
     for disk, _ in engine.on_disk():
         disk.frees_gradients()
@@ -182,6 +185,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     return norm
 
 
+@outside_of_modes()
 def sync_replicas(module: nn.Module) -> None:
     """Under a scheme with sync, exchange all weights now, e.g. at the end of training; a new period begins.
 
@@ -191,6 +195,7 @@ def sync_replicas(module: nn.Module) -> None:
     _replicas_of(module).exchange()
 
 
+@outside_of_modes()
 def consensus_distance(module: nn.Module) -> float:
     """How far replicas are apart: the root mean square, over replicas, of their distance from their mean.
 
@@ -216,6 +221,7 @@ def _replicas_of(module: nn.Module) -> Replicas:
     return engine.replicas
 
 
+@outside_of_modes()
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The logical fp32 parameters, the buffers and extra state on rank 0, under the module's own names or
     those that its hooks give them; elsewhere {}.

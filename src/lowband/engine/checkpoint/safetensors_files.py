@@ -19,6 +19,7 @@ from torch import nn
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.transport.everyone import everyones, speaks_for_all
+from lowband.engine.transport.lane import outside_of_modes
 from lowband.engine.units.state_dict import own_buffers
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
@@ -78,6 +79,7 @@ class FlatTensor:
         return self._rows[first:last].reshape(-1)[part.start - start : part.stop - start]
 
 
+@outside_of_modes()
 def save_safetensors(
     module: nn.Module,
     folder: Path | str,

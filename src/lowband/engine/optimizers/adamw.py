@@ -16,6 +16,7 @@ from torch import nn
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.grad_norm import factor_of, grad_norm
 from lowband.engine.units.shard_sums import part_of, step_begun
+from lowband.engine.units.steps import TAKES_REDUCED
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.kernels.adamw import adamw
@@ -61,6 +62,7 @@ class AdamW(torch.optim.Optimizer):
         if not hasattr(torch.Tensor, "grad_dtype"):
             what = f"torch {torch.__version__} has no gradients of another dtype than their parameter's"
             raise UserError(what, where="lowband.AdamW", allowed="a newer torch; torch.optim.AdamW")
+        setattr(self, TAKES_REDUCED, True)
         self._factor: torch.Tensor | None = None  # of the gradients, in the next step
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self._engine.put_shards()
@@ -121,7 +123,7 @@ class AdamW(torch.optim.Optimizer):
                 own = None if copy is None else copy[start : start + len(run.master)]
                 adamw(run.master, run.grad, run.first, run.second, run.scalars, self._factor, own)
             if runs and copy is not None:
-                unit.copy_is_written()
+                unit.copy_is_written(copy)
         self._factor = None
         return loss
 

@@ -75,6 +75,7 @@ class Tied:
         moving = []
         for unit, part in parts:
             assert unit.tied is not None
+            unit.clear_padding()
             values = unit.master if unit.held.disk is None else unit.held.disk.rounded.float()
             mine = torch.cat([part, _checksum(values)]).to(unit.collectives.device)
             others = [place for place in unit.tied.places if place != unit.tied.place]

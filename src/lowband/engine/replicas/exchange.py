@@ -43,12 +43,17 @@ class Exchange(ABC):
         self._sync, self._collectives = sync, unit.collectives
         self.range = unit.range_of(self.level)
         first = unit.optim_range[0]
-        self.weights = unit.master[self.range[0] - first : self.range[1] - first]
+        self._weights = unit.master[self.range[0] - first : self.range[1] - first]
         self._replicas = unit.levels.world // unit.levels.size(self.level)
         self.sent = Ledger()
         self._exchange: Handle | None = None
         self._update: torch.Tensor | None = None  # 1D, of the piece
         self._held_bytes = 0  # counted as in flight
+
+    @property
+    def weights(self) -> torch.Tensor:
+        self.unit.clear_padding()
+        return self._weights
 
     @abstractmethod
     def begin(self) -> None:

@@ -57,9 +57,10 @@ _MOVES = (
     "resolve_conj resolve_neg conj conj_physical"
 )
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
+PARTS = frozenset("split narrow unbind __iter__".split())  # of what is moved
 # Element by element, or the same for all of them, and not tagged so.
 _ELEMENTS = (
-    "copy zero fill masked_fill "
+    "copy zero fill constant masked_fill "
     "isfinite multiply divide true_divide subtract negative absolute clip float_power arccos arccosh arcsin "
     "arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isreal signbit fix "
     "floor_divide"

@@ -187,12 +187,18 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():  # quicker
             return not _has_gradient(self._shards)
 
+    def settle(self) -> None:
+        """Before others change the gradients of the optimizer's parameters: have it do to them what it would
+        do when it reads them.
+        """
+        if (before := self.before()) is not None:
+            before()
+
     def hand_over(self, reduced: torch.Tensor) -> None:
         """Set or add to the gradients of the optimizer's parameters. reduced: 1D, of all shards, fp32 or what
         the optimizer takes
         """
-        if (before := self.before()) is not None:
-            before()
+        self.settle()
         with torch._C.DisableTorchFunctionSubclass():  # quicker; sums of gradients are right on parts
             is_fake = isinstance(reduced, FakeTensor)
             for shard, values in zip(self._shards, reduced.split(self._sizes), strict=True):

@@ -3,7 +3,8 @@
 [Note: shards] Outside of forward and backward the module's parameters are this rank's fp32 optimizer
 shards: one 1D parameter per original parameter (empty where this rank holds nothing of it). All are views
 into `master`, and each includes the padding behind it: zeros, whose gradients are zero. Any optimizer that
-works element by element works on them.
+works element by element works on them. What is written there, as 0/0 by an Adam whose eps is 0 or as noise by
+a user, is zeros again before a wire reads it, which may have it in a block with weights.
 
 [Note: stale] When the shards have changed (units.changes), the next gather first moves the new weights from
 the optimizer's level to the weights' level.
@@ -87,6 +88,8 @@ class RankShards:
         self.parameters = self._parameters(originals, names)
         ranges = [*self._ranges(originals, names)]
         self.partial_ranges = [(start, stop) for of, _, start, stop in ranges if is_partial(of)]
+        bounds = [0, *(place for of, _, *ends in ranges for place in ends), len(self.master)]
+        self._padding = [(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True) if a < b]
         self.alike_ranges = [(name, start, stop) for of, name, start, stop in ranges if is_alike(of)]
         self.is_whole = not are_gathered(scheme, levels)
         self.weights: torch.Tensor | None = None
@@ -191,6 +194,15 @@ class RankShards:
                 for (a, b), start, shard in parts:
                     shard[a - start : b - start] = values[a - place[0] : b - place[0]]
 
+    def clear_padding(self, values: torch.Tensor) -> None:
+        """Make zeros of what was written behind parameters. values: `master`'s, or of the same elements
+
+        That is no change of these: their version stays.
+        """
+        if self._padding:
+            with outside_of_modes():
+                torch._foreach_zero_([values.data[a:b] for a, b in self._padding])
+
     # ---- the whole unit
 
     def levels_of_gather(self, stale: bool, from_secondary: bool) -> list[str]:
@@ -256,6 +268,7 @@ class RankShards:
         if self.disk is not None:
             self.disk.await_weights()
             new = self.disk.rounded
+            self.clear_padding(new)
         is_fetched = scheme.update_tier != DEVICE
         if is_fetched:
             new = yield from fetch(call, new, weights.dtype, collectives.device)

@@ -14,12 +14,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from lowband.engine.units.absent import FACTS_OF_VALUES, Disk, check_present
-from lowband.engine.units.by_element import Kind, kind_of, name_of
+from lowband.engine.units.by_element import PARTS, Kind, kind_of, name_of
 from lowband.engine.units.seen_whole import SeenWhole
+from lowband.engine.units.shard_of import ShardOf
 from lowband.errors import UserError
 
 # Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
 FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
+_FLAT_OF = "_flat_of"  # attribute of a view of a part that is flat, also where the whole is not: its shard_of
 
 
 class ShardValues(SeenWhole):
@@ -127,6 +129,7 @@ def on_part(
             kind is Kind.MIX
             or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
             or (kind is Kind.INDEX and not _keeps_places(args))
+            or (kind is Kind.MOVE and name_of(func) in PARTS and not _is_own_part(func, args, kwargs))
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
@@ -146,7 +149,10 @@ def on_part(
             _refuse(part, func, (*args, *kwargs.values()))
         if kind is Kind.COPY and not result.requires_grad:
             return result.as_subclass(torch.Tensor)
-        return _marked(part, result, args if keeps else ())
+        marked = _marked(part, result, args if keeps else ())
+        if kind is Kind.MOVE and (of := _whole_of(args[0])) is not None and result.shape == args[0].shape:
+            setattr(marked, _FLAT_OF, of)
+        return marked
 
 
 def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
@@ -185,9 +191,10 @@ def _marked(part: type[ShardValues], value: Any, sources: Sequence[Any]) -> Any:
         return value
     marked = value.as_subclass(part)
     for source in sources:
-        if hasattr(source, "shard_of") and source.shape == value.shape:
-            marked.shard_of = source.shard_of
-            break
+        for name in ("shard_of", _FLAT_OF):
+            if hasattr(source, name) and source.shape == value.shape:
+                setattr(marked, name, getattr(source, name))
+                return marked
     return marked
 
 
@@ -227,6 +234,19 @@ def _keeps_places(args: tuple[Any, ...]) -> bool:
         return index.dtype == torch.bool and index.shape == indexed.shape
     if index is Ellipsis or index == slice(None):
         return True
-    if hasattr(indexed, "shard_of"):  # a row of the whole is none of the part; a slice leaves out the padding
-        return isinstance(index, slice) and len(args) == 2
-    return isinstance(index, int | slice)
+    of = _whole_of(indexed)
+    if of is None:
+        return isinstance(index, int | slice)
+    return index in (slice(of.stop - of.start), slice(0, of.stop - of.start)) and len(args) == 2
+
+
+def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether one of `PARTS` is of no parameter, or leaves out the padding."""
+    of = _whole_of(args[0]) if args else None
+    return of is None or (name_of(func) == "narrow" and (*args[1:],) == (0, 0, of.stop - of.start))
+
+
+def _whole_of(values: Any) -> ShardOf | None:
+    """The parameter at whose elements the values are, whose rows and first elements are none of the part's."""
+    of: ShardOf | None = getattr(values, "shard_of", None) or getattr(values, _FLAT_OF, None)
+    return of

@@ -12,7 +12,7 @@ from torch import nn
 
 from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.transport.call import Call
-from lowband.engine.transport.lane import Work
+from lowband.engine.transport.lane import Work, outside_of_modes
 from lowband.engine.units.shard_parameter import ShardParameter
 from lowband.errors import UserError
 from lowband.spec.mesh import SELF
@@ -22,6 +22,7 @@ from lowband.spec.step import NORM_GATHER, Collective
 _SUMS = Collective("shard_sums", "all_reduce", SELF, "optim", "masters", "step", None)
 
 
+@outside_of_modes()
 def norms(
     parameters: Iterable[nn.Parameter], values: Iterable[torch.Tensor] | None = None
 ) -> list[torch.Tensor]:

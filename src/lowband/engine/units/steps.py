@@ -33,6 +33,7 @@ from lowband.errors import UserError
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
+TAKES_REDUCED = "_lowband_takes_reduced"  # attribute of an optimizer that takes gradients of another dtype
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
 
@@ -83,7 +84,7 @@ def _before_step(
             for watcher in watchers_of(by_unit):
                 watcher.before_step()
     shards = [shard for of_unit in by_unit.values() for shard in of_unit]
-    check = partial(_check_gradients, shards, updated_of(optimizer), type(optimizer).__name__)
+    check = partial(_check_gradients, shards, updated_of(optimizer), optimizer)
     if not any(map(callable, (*args[1:], *kwargs.values()))):
         check()
         return None
@@ -105,20 +106,36 @@ def _check_elsewhere(optimizer: Optimizer, by_unit: Iterable[Changes]) -> None:
         )
 
 
-def _check_gradients(shards: Sequence[nn.Parameter], updated: Sequence[nn.Parameter], where: str) -> None:
-    """Before a step: its gradients have come.
+def _check_gradients(
+    shards: Sequence[nn.Parameter], updated: Sequence[nn.Parameter], optimizer: Optimizer
+) -> None:
+    """Before a step: its gradients have come, and it can take them.
 
     updated: those whose gradients a lowband.Matrices brings to whole matrices that are stepped
     """
+    where = type(optimizer).__name__
     check_reduced(shards, where, "this step would leave out")
     with torch._C.DisableTorchFunctionSubclass():  # quicker
         left = next((shard for shard in updated if shard.grad is not None), None)
+        reduced = None if hasattr(optimizer, TAKES_REDUCED) else _first_reduced(shards)
+    if reduced is not None:
+        raise UserError(
+            f"the gradient of '{reduced.shard_of.name}' has the reduce dtype",  # type: ignore[attr-defined]
+            where=where,
+            allowed="lowband.AdamW, of which this module has had one; reduce_dtype=torch.float32",
+        )
     if left is not None:
         raise UserError(
             f"the gradient of '{left.shard_of.name}' has not come to its matrix",  # type: ignore[attr-defined]
             where=where,
             allowed="optimizer.step() in `with matrices`, behind the backward",
         )
+
+
+def _first_reduced(shards: Sequence[nn.Parameter]) -> nn.Parameter | None:
+    """The first with a gradient of another dtype, which lowband.AdamW takes."""
+    have = (shard for shard in shards if shard.grad is not None)
+    return next((shard for shard in have if shard.grad.dtype != shard.dtype), None)  # type: ignore[union-attr]
 
 
 def _then(value: Any, check: Callable[[], None]) -> Any:

@@ -152,10 +152,17 @@ class Unit:
         is_own = self.weights is not None and self.weights.numel() == self.master.numel()
         return self.weights if is_current and is_own else None
 
-    def copy_is_written(self) -> None:
+    def copy_is_written(self, copy: torch.Tensor) -> None:
         """The optimizer whose step is about to end has written the new values to `own_copy`, too."""
+        self.clear_padding()
+        self.held.clear_padding(copy)
         self.gathered_version = self.changes.version + 1  # that of after the step
         self.changes.take_sample()
+
+    def clear_padding(self) -> None:
+        """Make zeros of what was written behind parameters, if these are in memory all the time."""
+        if self.held.disk is None:
+            self.held.clear_padding(self.master)
 
     # ---- weights: gather and drop
 
@@ -183,6 +190,8 @@ class Unit:
         version = self.changes.version
         stale = version != self.gathered_version
         self.changes.check_shards(trains)
+        if stale:
+            self.clear_padding()
         if stale and self.held.disk is not None:
             self.held.disk.be_needed()
         if self.is_whole:
