@@ -432,6 +432,35 @@ def one_value_of_a_gradient(model: nn.Module) -> None:
         p.grad[0].item()
 
 
+def rows_through_data(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.data[:2].zero_()
+
+
+def rows_of_a_gradient(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.grad[1:].mul_(2)
+
+
+def rows_one_by_one(model: nn.Module) -> None:
+    for row in trained(model).layers[0][0].weight.data:
+        row.zero_()
+
+
+def rows_split(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.data.split([1, 2])[0].zero_()
+
+
+def rows_narrowed(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.data.narrow(0, 1, 2).zero_()
+
+
+def one_value_of_a_flat_view(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.data.view(-1)[0] += 1
+
+
+def first_values_of_a_flat_copy(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.detach().flatten().clone()[:2].sum()
+
+
 def data_of_another_shape(model: nn.Module) -> None:
     model.layers[0][0].weight.data = torch.zeros(3, 7)
 
@@ -522,6 +551,13 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     fused_scaler: "of a shard's gradient covers this rank's part only",
     one_value_through_data: "scale: __getitem__ of a shard covers this rank's part only",
     one_value_of_a_gradient: "scale: __getitem__ of a shard's gradient covers this rank's part only",
+    rows_through_data: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    rows_of_a_gradient: "layers.0.0.weight: __getitem__ of a shard's gradient covers this rank's part only",
+    rows_one_by_one: "layers.0.0.weight: unbind of a shard covers this rank's part only",
+    rows_split: "layers.0.0.weight: split of a shard covers this rank's part only",
+    rows_narrowed: "layers.0.0.weight: narrow of a shard covers this rank's part only",
+    one_value_of_a_flat_view: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    first_values_of_a_flat_copy: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",
     tied_through_data: "layers.1.0.weight: .data of a shard was set to a view (allowed: p.data.copy_(values)",
     order_of_values_through_numpy: "were written through NumPy or from C++",

@@ -22,6 +22,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.run.ranks import Rank
 from lowband.spec.axes import Axes
 from lowband.spec.schedule import Action
+from lowband.spec.scheme import Scheme
 
 
 def outcome(call) -> str:
@@ -98,6 +99,23 @@ def test_refusals_are_one_line_on_every_rank_before_anything_is_sent() -> None:
     assert "2 ranks are no multiple of tensor 1 x pipeline 3" in next(said)
     assert "pipeline 0: 2 micro-batches (allowed: the 3 that it was made for)" in next(said)
     assert "pipeline 0: a pipeline is not called (allowed: its step(micro_batches))" in next(said)
+
+
+def of_other_axes() -> list[str]:
+    """What lowband.shard refuses, too: replicas that context crosses; experts of another Topology."""
+    spread, pipelines = lowband.Topology({}, Axes(expert=2)), lowband.Topology({}, Axes(context=2))
+    apart = Scheme(name="s", weights="self", grads="self", optim="self", sync={"beyond": "self", "every": 2})
+    experts = nn.Sequential(lowband.MixtureOfExperts(8, 8, lowband.Routing(experts=4, top_k=2)))
+    lowband.spread_experts(experts, spread)
+    rest = pipelines, 1, "depth"
+    given = (chain(1), loss_of, apart, *rest), (experts, loss_of, "zero3", *rest)
+    return [outcome(partial(lowband.Pipeline, *each)) for each in given]
+
+
+def test_what_other_axes_refuse() -> None:
+    for replicas, experts in on_ranks(2, of_other_axes):
+        assert "context 2 crosses replicas, the groups of level 'self'" in replicas
+        assert "lowband.Pipeline: its experts were spread over the axis of another Topology" in experts
 
 
 def other_lengths(data: list) -> list:

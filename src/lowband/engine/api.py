@@ -24,7 +24,7 @@ from lowband.engine.transport.lane import outside_of_modes
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.division import Wrap
 from lowband.engine.units.initial import Init, Source
-from lowband.engine.units.parts import along_experts
+from lowband.engine.units.parts import check_experts
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.errors import UserError
 from lowband.spec.config import Config
@@ -108,11 +108,7 @@ def shard(
 
     check_context(topology.axes, placed, topology.levels)
     take_over(module, topology)
-    if (experts := along_experts(module)) is not None and experts.axis is not topology.along("expert"):
-        what = "its experts were spread over the axis of another Topology"
-        raise UserError(
-            what, where=type(module).__name__, allowed="one Topology for spread_experts and shard"
-        )
+    check_experts(module, topology.along("expert"), type(module).__name__)
     files = None if disk is None else Disk(Path(disk), topology.rank)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives, files, activations)
     parts = module, placed, scheme_of, topology.along("data"), wrap

@@ -28,9 +28,10 @@ from lowband.engine.transport.gloo import PeerLost
 from lowband.engine.transport.messages import Messages
 from lowband.engine.transport.topology import Topology
 from lowband.engine.units.initial import Init, Source
-from lowband.engine.units.parts import of_part
+from lowband.engine.units.parts import check_experts, of_part
 from lowband.errors import UserError
 from lowband.spec.config import Config
+from lowband.spec.context import check_context
 from lowband.spec.schedule import Action, Lists, stages
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
@@ -131,11 +132,14 @@ class Pipeline(nn.Module):
         of_ranks = lists_of(schedule, len(axis.ranks), micro_batches, chunks)
         of_stages = Config().scheme(scheme) if isinstance(scheme, str) else scheme
         _check_tiers(of_stages)
+        check_context(topology.axes, of_stages, topology.levels)
         self._plan = Plan(of_ranks, axis.place)
         cuts = cut(len(modules), stages(of_ranks), layers)
         check_apart(names, modules, cuts, self._plan)
-        tie_copies(named, cuts, self._plan, axis.place)
         self._stages = {stage: modules[slice(*cuts[stage])] for stage in self._plan.stages}
+        for of_it in self._stages.values():
+            check_experts(nn.ModuleList(of_it), topology.along("expert"), "lowband.Pipeline")
+        tie_copies(named, cuts, self._plan, axis.place)
         for stage, of_it in self._stages.items():
             for name, module in zip(names[slice(*cuts[stage])], of_it, strict=True):
                 _register(self, name, module)

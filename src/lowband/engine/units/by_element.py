@@ -57,7 +57,7 @@ _MOVES = (
     "resolve_conj resolve_neg conj conj_physical"
 )
 # Not `chunk` and `tensor_split`: so many parts are meant of the whole, as DTensor does to divide a parameter.
-PARTS = frozenset("split narrow unbind __iter__".split())  # of what is moved
+PARTS = frozenset(["split", "narrow", "unbind"])  # of what is moved
 # Element by element, or the same for all of them, and not tagged so.
 _ELEMENTS = (
     "copy zero fill constant masked_fill "

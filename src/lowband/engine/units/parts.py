@@ -5,6 +5,7 @@ from torch import nn
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.experts import ExpertAxis
+from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.slice_of import is_of_expert, is_partial, slice_of
 from lowband.errors import UserError
@@ -24,6 +25,14 @@ def along_tensor(module: nn.Module) -> Along | None:
         along.count_in(found[0].ledger)
     _check_parts(module, found[0].cuts_tokens if found else False)
     return found[0] if found else None
+
+
+def check_experts(module: nn.Module, axis: Axis, where: str) -> None:
+    """Raises UserError for experts that were spread over another axis than that of the module's Topology."""
+    if (experts := along_experts(module)) is not None and experts.axis is not axis:
+        what = "its experts were spread over the axis of another Topology"
+        allowed = "one Topology for spread_experts and shard, or Pipeline"
+        raise UserError(what, where=where, allowed=allowed)
 
 
 def along_experts(module: nn.Module) -> ExpertAxis | None:

@@ -8,6 +8,7 @@ on their gradients, and on what was computed or copied from them. `as_subclass` 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
@@ -136,7 +137,7 @@ def on_part(
         if kind is ELEMENT or kind is Kind.INDEX:
             _mark_written(part, args, kwargs, result)
         is_type_of = kind is Kind.SAME and args and type(args[0]) is torch.Tensor
-        if is_type_of or (args and result is args[0]):  # plain, of the shard's type; computed in place
+        if is_type_of or result is next(chain(args, kwargs.values()), None):  # plain, of its type; in place
             return result
         keeps = kind is ELEMENT or kind is Kind.SAME
         if not isinstance(result, torch.Tensor):
@@ -182,7 +183,7 @@ def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any
 
 def _name(values: tuple[Any, ...]) -> str:
     """Of the first shard among them."""
-    return next((value.shard_of.name for value in values if hasattr(value, "shard_of")), "")
+    return next((of.name for value in values if (of := _whole_of(value)) is not None), "")
 
 
 def _marked(part: type[ShardValues], value: Any, sources: Sequence[Any]) -> Any:
@@ -247,6 +248,6 @@ def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 def _whole_of(values: Any) -> ShardOf | None:
-    """The parameter at whose elements the values are, whose rows and first elements are none of the part's."""
+    """The parameter that the values are of, whose rows and first elements are none of theirs."""
     of: ShardOf | None = getattr(values, "shard_of", None) or getattr(values, _FLAT_OF, None)
     return of
