@@ -57,6 +57,18 @@ def test_each_backward_counts_once(repeats: str, balance: str) -> None:
     assert torch.equal(r.weight.grad, plain.weight.grad)
 
 
+def test_a_frozen_router_counts_behind_what_is_frozen() -> None:
+    """Whose weights have no gradient: its experts train, and its bias moves against their load."""
+    r, plain, x = router(), router(), rows()
+    r.weight.requires_grad_(False)
+    scale = torch.ones((), dtype=x.dtype, requires_grad=True)  # of an expert
+    (r(x.detach()).weights_P.sum() * scale).backward()
+    loss_of(plain, x).backward()
+    assert r.counts.tolist() == plain.counts.tolist()
+    assert r.weight.grad is None
+    assert scale.grad is not None
+
+
 def test_evaluations_are_not_counted() -> None:
     r = router()
     with torch.no_grad():

@@ -167,7 +167,10 @@ class Router(nn.Module):
         """The weights, whose gradient counts the pairs and takes the auxiliary loss's along."""
         counts_E = counted(routed.experts_P, self.routing.experts)
         if self.routing.balance != "loss":
-            return _Passing.apply(routed.weights_P, None, None, counts_E, self)  # type: ignore[no-any-return]
+            weights_P = routed.weights_P
+            if self.routing.balance == "bias" and not weights_P.requires_grad:  # frozen, as all before it
+                weights_P = weights_P.detach().requires_grad_()
+            return _Passing.apply(weights_P, None, None, counts_E, self)  # type: ignore[no-any-return]
         shares_TE = scores_TE
         if self.routing.scores == "sigmoid":
             shares_TE = scores_TE / (scores_TE.sum(-1, keepdim=True) + TINY)
