@@ -186,3 +186,31 @@ def test_stages_that_differ_are_refused(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     goes_on_with_the_same_bits(tmp_path / "run", **BASE, ranks=4, pipeline=2, scheme=CONFIG.scheme("zero3"))
+
+
+def named_and_not(folder: Path) -> list[list[Any]]:
+    """Of optimizers with and without names, after a checkpoint of the others: lr, names, those of its model."""
+    found = []
+    for step, (saves, loads) in enumerate(
+        (("named_parameters", "parameters"), ("parameters", "named_parameters"))
+    ):
+        optimizers = []
+        for kind in (saves, loads):
+            model, *_ = made({"pipeline": 2}, "1f1b")
+            optimizers.append(
+                (model, torch.optim.AdamW(getattr(model, kind)(), lr=0.5 if kind == saves else 0.1))
+            )
+        checkpointer = lowband.Checkpointer(folder / str(step))
+        checkpointer.save(step, *optimizers[0])
+        checkpointer.load_newest(*optimizers[1])
+        [group] = optimizers[1][1].param_groups
+        names = [name for name, _ in optimizers[1][0].named_parameters()]
+        found.append([group["lr"], group.get("param_names"), names])
+    return found
+
+
+def test_names_of_an_optimizers_parameters_are_its_own(tmp_path: Path) -> None:
+    """Stages have different ones."""
+    for plain, named in on_ranks(2, named_and_not, tmp_path):
+        assert plain[:2] == [0.5, None]
+        assert named[:2] == [0.5, named[2]]

@@ -130,7 +130,7 @@ _ENGINE = {
     "passes/breadth": _dist(
         "breadth_modules", "breadth_programs", "breadth_activations", "breadth", "flat_breadth"
     ),
-    "passes/compilers": _dist("foreign_tools"),
+    "passes/compilers": [*_dist("foreign_tools"), *EVERY_STEP],
     "passes/coroutine": _dist("breadth_activations", "breadth_modules", "breadth_programs"),
     "passes/engine": [*_dist("library_steps", "library"), *EVERY_STEP],
     "passes/forward_pass": [*_dist("library_steps", "breadth_modules"), *EVERY_STEP],

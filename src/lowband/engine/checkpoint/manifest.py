@@ -124,10 +124,18 @@ def of_slice(name: str, place: int) -> str:
 
 
 class Group(Strict):
-    """A param group of the optimizer: its parameters' names and its options, e.g. `lr`."""
+    """A param group of the optimizer: its parameters' names and its options, e.g. `lr`.
+
+    An optimizer of `named_parameters()` has their names among its options, which are of its stage alone.
+    """
 
     parameters: tuple[str, ...]
     options: dict[str, Any]
+
+    @field_validator("options")
+    @classmethod
+    def _without_names(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in options.items() if key != "param_names"}
 
 
 class Content(Strict):
