@@ -189,7 +189,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def named_and_not(folder: Path) -> list[list[Any]]:
-    """Of optimizers with and without names, after a checkpoint of the others: lr, names, those of its model."""
+    """Of optimizers with and without names, after a checkpoint of the others: lr, names, the model's."""
     found = []
     for step, (saves, loads) in enumerate(
         (("named_parameters", "parameters"), ("parameters", "named_parameters"))

@@ -24,12 +24,12 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
             levels = unit.levels
             copies = levels.size(unit.scheme.level("replica")) // levels.size(unit.scheme.optim)
             for p in unit.shards:
-                if p.grad is not None and p.grad.numel():
+                own = p.shard_of.stop - p.shard_of.start  # without what is written in the padding behind
+                if p.grad is not None and own:
                     of = p.shard_of.slice_of
                     on_tensor = tensor_ranks if of is None or of.axis == "expert" else 1
                     on_stages = 1 if unit.tied is None else len(unit.tied.places)
                     held = copies * on_tensor * on_stages, p.grad.device
-                    own = p.shard_of.stop - p.shard_of.start  # not what is written in the padding behind
                     copied.setdefault(held, []).append(p.grad.as_subclass(torch.Tensor)[:own])
     mine = torch.zeros(1, dtype=torch.float64, device=engine.device)
     grads: dict[torch.device, list[torch.Tensor]] = {}

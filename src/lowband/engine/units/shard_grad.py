@@ -151,7 +151,8 @@ def on_part(
         if kind is Kind.COPY and not result.requires_grad:
             return result.as_subclass(torch.Tensor)
         marked = _marked(part, result, args if keeps else ())
-        if kind is Kind.MOVE and (of := _whole_of(args[0])) is not None and result.shape == args[0].shape:
+        of = _whole_of(args[0]) if kind is Kind.MOVE and args else None
+        if of is not None and result.shape == args[0].shape:
             setattr(marked, _FLAT_OF, of)
         return marked
 
@@ -238,7 +239,8 @@ def _keeps_places(args: tuple[Any, ...]) -> bool:
     of = _whole_of(indexed)
     if of is None:
         return isinstance(index, int | slice)
-    return index in (slice(of.stop - of.start), slice(0, of.stop - of.start)) and len(args) == 2
+    own = of.stop - of.start
+    return isinstance(index, slice) and index in (slice(own), slice(0, own)) and len(args) == 2
 
 
 def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
