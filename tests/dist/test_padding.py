@@ -123,8 +123,10 @@ def edited_norm(of: Scheme | None) -> tuple[float, float]:
         model.unused.grad = None
         for p in trained:
             p.grad = edit(p.grad)
-        clip = torch.nn.utils.clip_grad_norm_ if of is None else None
-        norms.append(float(lowband.clip_grad_norm_(model, 1.0) if clip is None else clip(trained, 1.0)))
+        if of is None:
+            norms.append(float(torch.nn.utils.clip_grad_norm_(trained, 1.0)))
+        else:
+            norms.append(float(lowband.clip_grad_norm_(model, 1.0)))
         model.zero_grad()
     return norms[0], norms[1]
 
@@ -140,16 +142,16 @@ def test_a_norm_of_edited_gradients(ranks: int) -> None:
 def clipped_twice(ours: bool, model: torch.nn.Module) -> list[float]:
     """By the optimizer, and then by the function, as where a loop keeps its line."""
     options = {"lr": 1.0, "eps": 1.0}
-    kind = lowband.AdamW(model, **options) if ours else torch.optim.AdamW(model.parameters(), **options)
+    optimizer = lowband.AdamW(model, **options) if ours else torch.optim.AdamW(model.parameters(), **options)
     found = []
     for step in range(2):
         (100 * model(inputs(step, 0))).backward()
         if ours:
-            found += [float(kind.clip_grad_norm_(1.0)), float(lowband.clip_grad_norm_(model, 0.5))]
+            found += [float(optimizer.clip_grad_norm_(1.0)), float(lowband.clip_grad_norm_(model, 0.5))]
         else:
             found += [float(torch.nn.utils.clip_grad_norm_(model.parameters(), norm)) for norm in (1.0, 0.5)]
-        kind.step()
-        kind.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     return [*found, model(inputs(0, 0)).item()]
 
 

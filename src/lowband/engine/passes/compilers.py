@@ -11,14 +11,14 @@ from torch import nn
 
 from lowband.errors import UserError
 
-SCRIPT = "__prepare_scriptable__"  # torch.jit.script asks each module for it
+_SCRIPT = "__prepare_scriptable__"  # torch.jit.script asks each module for it
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
 
 def refuse_scripts(module: nn.Module) -> None:
     """Refuse torch.jit.script of a module and of its parts."""
     for each in module.modules():
-        setattr(each, SCRIPT, _Script(type(module).__name__))
+        setattr(each, _SCRIPT, _Script(type(module).__name__))
 
 
 def refuse_recording(where: str) -> None:

@@ -130,7 +130,7 @@ def on_part(
             kind is Kind.MIX
             or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
             or (kind is Kind.INDEX and not _keeps_places(args))
-            or (kind is Kind.MOVE and name_of(func) in PARTS and not _is_own_part(func, args, kwargs))
+            or (kind is Kind.MOVE and name_of(func) in PARTS and not _is_own_part(func, args))
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
@@ -243,7 +243,7 @@ def _keeps_places(args: tuple[Any, ...]) -> bool:
     return isinstance(index, slice) and index in (slice(own), slice(0, own)) and len(args) == 2
 
 
-def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether one of `PARTS` is of no parameter, or leaves out the padding."""
     of = _whole_of(args[0]) if args else None
     return of is None or (name_of(func) == "narrow" and (*args[1:],) == (0, 0, of.stop - of.start))
