@@ -1,15 +1,17 @@
-"""What `make test-all` runs, part by part; every test is in one of the first five."""
+"""What `make test-all` runs, part by part; every test is in one of `TESTS`."""
 
 from typing import NamedTuple
 
 _BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 _COMPUTE = ["-n", "2", *_BESIDE, "-m", "not waits and not timed"]
 
+# Folders that take longest: each is a part, so that a cut costs one of them
+APART = ["tests/unit", "tests/dist", "tests/workflow", "tests/kernels", "tests/random", "tests/wide"]
+
 # part: arguments of pytest
 TESTS = {
-    "tests/unit": [*_COMPUTE, "tests/unit"],
-    "tests/dist": [*_COMPUTE, "tests/dist"],
-    "other folders": [*_COMPUTE, "tests", "--ignore=tests/unit", "--ignore=tests/dist"],
+    **{folder: [*_COMPUTE, folder] for folder in APART},
+    "other folders": [*_COMPUTE, "tests", *(f"--ignore={folder}" for folder in APART)],
     "waits": ["-n", "2", *_BESIDE, "-m", "waits and not timed", "tests"],
     "timed": ["-n", "3", *_BESIDE, "-m", "timed", "tests"],
 }
