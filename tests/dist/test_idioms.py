@@ -453,6 +453,11 @@ def rows_narrowed(model: nn.Module) -> None:
     trained(model).layers[0][0].weight.data.narrow(0, 1, 2).zero_()
 
 
+def as_many_as_this_rank_has(model: nn.Module) -> None:
+    weight = trained(model).layers[0][0].weight
+    weight.data[: weight.shard_of.stop - weight.shard_of.start].zero_()
+
+
 def one_value_of_a_flat_view(model: nn.Module) -> None:
     trained(model).layers[0][0].weight.data.view(-1)[0] += 1
 
@@ -556,6 +561,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     rows_one_by_one: "layers.0.0.weight: unbind of a shard covers this rank's part only",
     rows_split: "layers.0.0.weight: split of a shard covers this rank's part only",
     rows_narrowed: "layers.0.0.weight: narrow of a shard covers this rank's part only",
+    as_many_as_this_rank_has: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     one_value_of_a_flat_view: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     first_values_of_a_flat_copy: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",

@@ -30,8 +30,10 @@ def build(scheme: Scheme, topology: lowband.Topology):
 
 def masters(model) -> torch.Tensor:
     """This rank's own weights, of its replica, without padding."""
-    parts = [p.detach()[: p.shard_of.stop - p.shard_of.start] for p in model.parameters()]
-    return torch.cat(parts).as_subclass(torch.Tensor)
+    parts = [
+        p.detach().as_subclass(torch.Tensor)[: p.shard_of.stop - p.shard_of.start] for p in model.parameters()
+    ]
+    return torch.cat(parts)
 
 
 def save(folder: str, inner: dict[str, int]):

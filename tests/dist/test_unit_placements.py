@@ -144,9 +144,8 @@ def pieces() -> list[tuple]:
     found = []
     for name, p in model.named_parameters():
         of = p.shard_of
-        found.append(
-            (name, of.name, tuple(of.shape), of.start, of.stop, of.ranks, p[: of.stop - of.start].tolist())
-        )
+        own = p.detach().as_subclass(torch.Tensor)[: of.stop - of.start]
+        found.append((name, of.name, tuple(of.shape), of.start, of.stop, of.ranks, own.tolist()))
     return found
 
 

@@ -130,7 +130,7 @@ def on_part(
             kind is Kind.MIX
             or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
             or (kind is Kind.INDEX and not _keeps_places(args))
-            or (kind is Kind.MOVE and name_of(func) in PARTS and not _is_own_part(func, args))
+            or (kind is Kind.MOVE and name_of(func) in PARTS and _whole_of(args[0] if args else None))
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
@@ -227,7 +227,7 @@ def _meets_another_shape(values: tuple[Any, ...]) -> bool:
 
 
 def _keeps_places(args: tuple[Any, ...]) -> bool:
-    """Whether an index reads or writes the same on a part as on the whole, or a part is what was asked for.
+    """Whether an index reads or writes the same on a part as on the whole.
 
     args: what is indexed, the index and, to be written, values
     """
@@ -236,17 +236,7 @@ def _keeps_places(args: tuple[Any, ...]) -> bool:
         return index.dtype == torch.bool and index.shape == indexed.shape
     if index is Ellipsis or index == slice(None):
         return True
-    of = _whole_of(indexed)
-    if of is None:
-        return isinstance(index, int | slice)
-    own = of.stop - of.start
-    return isinstance(index, slice) and index in (slice(own), slice(0, own)) and len(args) == 2
-
-
-def _is_own_part(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether one of `PARTS` is of no parameter, or leaves out the padding."""
-    of = _whole_of(args[0]) if args else None
-    return of is None or (name_of(func) == "narrow" and (*args[1:],) == (0, 0, of.stop - of.start))
+    return _whole_of(indexed) is None and isinstance(index, int | slice)
 
 
 def _whole_of(values: Any) -> ShardOf | None:
