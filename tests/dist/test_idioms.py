@@ -458,6 +458,14 @@ def as_many_as_this_rank_has(model: nn.Module) -> None:
     weight.data[: weight.shard_of.stop - weight.shard_of.start].zero_()
 
 
+def row_of_another_shape(model: nn.Module) -> None:
+    trained(model).layers[0][0].weight.data.reshape(-1, 1)[0].mul_(2)
+
+
+def places_by_a_condition(model: nn.Module) -> None:
+    torch.where(trained(model).layers[0][0].weight.data > 0)
+
+
 def one_value_of_a_flat_view(model: nn.Module) -> None:
     trained(model).layers[0][0].weight.data.view(-1)[0] += 1
 
@@ -562,6 +570,8 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     rows_split: "layers.0.0.weight: split of a shard covers this rank's part only",
     rows_narrowed: "layers.0.0.weight: narrow of a shard covers this rank's part only",
     as_many_as_this_rank_has: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    row_of_another_shape: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    places_by_a_condition: "layers.0.0.weight: where of a shard covers this rank's part only",
     one_value_of_a_flat_view: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     first_values_of_a_flat_copy: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",

@@ -22,7 +22,9 @@ from lowband.errors import UserError
 
 # Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
 FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
-_FLAT_OF = "_flat_of"  # attribute of a view of a part that is flat, also where the whole is not: its shard_of
+_FLAT_OF = (
+    "_flat_of"  # attribute of a view of a part, flat or in rows, that is none of the whole: its shard_of
+)
 
 
 class ShardValues(SeenWhole):
@@ -143,6 +145,8 @@ def on_part(
         if not isinstance(result, torch.Tensor):
             if not isinstance(result, list | tuple):
                 return result
+            if func is torch.where:  # of a condition alone: places in this part
+                _refuse(part, func, (*args, *kwargs.values()))
             is_paired = keeps and args and isinstance(args[0], list | tuple) and len(args[0]) == len(result)
             sources = args[0] if is_paired else [None] * len(result)
             return type(result)(_marked(part, each, (of,)) for each, of in zip(result, sources, strict=True))
@@ -152,7 +156,7 @@ def on_part(
             return result.as_subclass(torch.Tensor)
         marked = _marked(part, result, args if keeps else ())
         of = _whole_of(args[0]) if kind is Kind.MOVE and args else None
-        if of is not None and result.shape == args[0].shape:
+        if of is not None:
             setattr(marked, _FLAT_OF, of)
         return marked
 
