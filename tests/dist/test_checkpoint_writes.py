@@ -104,6 +104,50 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 
 
+def one_checkpointer_per_save(folder: str) -> int:
+    """The writes of the first one's files wait until the second one is about to save."""
+    second_saves, write = threading.Event(), checkpoint_module.write_rank_file
+
+    def slow(*arguments: object) -> object:
+        assert second_saves.wait(60)
+        return write(*arguments)
+
+    checkpoint_module.write_rank_file = slow
+    threading.Timer(0.5, second_saves.set).start()
+    for step in (1, 2):
+        lowband.Checkpointer(folder).save(step, *bag(), {"step": step})
+    last = lowband.Checkpointer(folder)
+    last.save(3, *bag(), {"step": 3})
+    last.wait()
+    return last.load_newest(*bag(steps=0))["step"]
+
+
+def test_a_new_checkpointer_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    assert on_ranks(2, one_checkpointer_per_save, str(tmp_path)) == [3, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def killed_between_two_names(folder: str) -> list[int | None]:
+    """As if the process had been killed after the old checkpoint was renamed, before the new one was; what is
+    loaded then, and after another save.
+    """
+    checkpointer = lowband.Checkpointer(folder)
+    checkpointer.save(5, *bag(), {"attempt": 1})
+    checkpointer.wait()
+    if dist.get_rank() == 0:
+        Path(folder, "step-00000005").rename(Path(folder, ".step-00000005.replaced"))
+    dist.barrier()
+    found = [checkpointer.load_newest(*bag(steps=0))["attempt"]]
+    checkpointer.save(5, *bag(), {"attempt": 2})
+    checkpointer.wait()
+    return [*found, checkpointer.load_newest(*bag(steps=0))["attempt"]]
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced_is_not_lost(tmp_path: Path) -> None:
+    assert on_ranks(2, killed_between_two_names, str(tmp_path)) == [[1, 2], [1, 2]]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
 def gone_back(folder: str) -> list[int]:
     """Steps loaded as the newest, after going back to the second of three checkpoints and on from it."""
     checkpointer, (model, optimizer) = lowband.Checkpointer(folder), bag()

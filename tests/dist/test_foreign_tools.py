@@ -243,6 +243,13 @@ def compiled_breadth_first() -> None:
         lowband.accumulate(model, [inputs(step, dist.get_rank()) for step in (0, 1)], model)
 
 
+def compiled_pipeline() -> None:
+    topology, parts = lowband.Topology({}), [nn.Linear(4, 4), nn.Linear(4, 4)]
+    pipeline = lowband.Pipeline(parts, nn.functional.mse_loss, "zero3", topology, micro_batches=1)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        pipeline.step([(torch.ones(1, 4), torch.ones(1, 4))])
+
+
 def compiled_step() -> None:
     model = sharded()
 
@@ -317,6 +324,7 @@ REFUSED: dict[Callable[[], None], str] = {
     exported: "Tower: torch.export of a sharded module",
     compiled_backward: "Tower: compiled autograd of a sharded module",
     compiled_breadth_first: "Tower: compiled autograd of a sharded module",
+    compiled_pipeline: "pipeline 0: compiled autograd of a sharded module",
     compiled_step: "Tower: compiled autograd of a sharded module",
     vocabulary_resized: "LlamaForCausalLM: resize_token_embeddings after lowband.shard",
     part_copied: "Linear: a part of a sharded module cannot be copied or pickled",

@@ -249,5 +249,18 @@ def extra_states() -> list[object]:
     return [state["_extra_state"], state["first._extra_state"].tolist()] if state else []
 
 
+def kept_state() -> bool:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = lowband.shard(model, DDP, lowband.Topology({}), nn.Linear, torch.float32)
+    kept = lowband.full_state_dict(model)
+    before = {name: value.clone() for name, value in kept.items()}
+    model(torch.randn(8, 4))
+    return all(torch.equal(value, before[name]) for name, value in kept.items())
+
+
+def test_full_state_dict_copies_buffers() -> None:
+    assert all(on_ranks(2, kept_state))
+
+
 def test_full_state_dict_has_extra_state() -> None:
     assert on_ranks(2, extra_states) == [[{"calls": 3}, [1.0, 1.0]], []]

@@ -343,7 +343,11 @@ def misused(how: str) -> str:
             lowband.Matrices(model, select=lambda name, shape: False)
         if how == "inside":
             lowband.Matrices(model, over="self")
-        lowband.Matrices(model)
+        matrices = lowband.Matrices(model)
+        if how == "clipped too late":
+            model(tokens_of(0)).backward()
+            with matrices:
+                lowband.clip_grad_norm_(model, 1.0)
         if how == "twice":
             lowband.Matrices(model, select=lambda name, shape: "blocks.2" in name)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -360,6 +364,7 @@ def misused(how: str) -> str:
         ("selects nothing", "no matrices are selected"),
         ("inside", "Matrices: over='self' of 'blocks.0' (allowed: world)"),
         ("all to AdamW", "which lowband.Matrices updates"),
+        ("clipped too late", "Matrices: clip_grad_norm_ inside of `with matrices`, where their owners have"),
         ("twice", "updated by another lowband.Matrices"),
     ],
 )

@@ -127,8 +127,12 @@ def found_norms() -> tuple[list[float], list[float], str]:
     )
     with pytest.raises(UserError) as error:
         lowband.norms([nn.Parameter(torch.ones(3))])
-    with pytest.raises(ValueError, match="longer"):
-        lowband.norms(parameters, [*(p.grad for p in parameters), torch.ones(1)])
+    gradients = [p.grad for p in parameters]
+    for values in ([*gradients, torch.ones(1)], gradients[1:], [None, *gradients[1:]]):
+        with pytest.raises(UserError, match="values of other shapes than the parameters, or none for some"):
+            lowband.norms(parameters, values)
+    with pytest.raises(UserError, match=r"a module \(allowed: those of module.parameters\(\) after"):
+        lowband.norms(model)  # type: ignore[arg-type]
     return [float(n) for n in of_weights], [float(n) for n in of_gradients], str(error.value)
 
 

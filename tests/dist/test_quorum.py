@@ -259,6 +259,11 @@ def _misused(folder: Path) -> list[str]:
     model(batch(0, 0, 0)).sum().backward()
     optimizer.step()
     assert quorum.steps == 1
+    with lowband.no_sync(model):
+        model(batch(0, 0, 0)).sum().backward()
+    refused(optimizer.step)
+    assert quorum.steps == 1
+    model.zero_grad()
     quorum.leave()
     refused(optimizer.step)
     refused(lambda: lowband.sync_replicas(model))
@@ -280,6 +285,7 @@ def test_what_would_train_wrongly_is_one_line(tmp_path: Path) -> None:
     [said] = on_ranks(1, _misused, tmp_path)
     parts = (
         "a checkpoint is loaded after it was made", "the other replicas are other jobs", "has one already",
+        "gradients of backwards under no_sync, which",
         "it has left", "it has left", "were changed after it was made",
         "the key 2 would come back as text", "the key 2 would come back as text",
     )  # fmt: skip

@@ -217,6 +217,18 @@ def unwritable(folder: Path) -> list[str]:
     return said
 
 
+def of_a_foreign_type(folder: Path) -> str:
+    model = nn.Linear(3, 4)
+    model.register_buffer("phases", torch.zeros(2, dtype=torch.complex128))
+    model = lowband.shard(model, CONFIG.scheme("zero3"), lowband.Topology({}), nn.Linear, torch.float32)
+    return refusal(lowband.save_safetensors, model, folder / "new")
+
+
+def test_a_buffer_of_a_type_that_the_format_has_not_is_refused_on_every_rank(tmp_path: Path) -> None:
+    for said in on_ranks(2, of_a_foreign_type, tmp_path):
+        assert "cannot be written" in said and "complex128" in said and "\n" not in said
+
+
 def test_a_file_that_cannot_be_written_is_named_on_every_rank(tmp_path: Path) -> None:
     second_file = tmp_path / "taken" / "model-00002-of-00003.safetensors"
     second_file.mkdir(parents=True)

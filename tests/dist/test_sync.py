@@ -9,6 +9,7 @@ import pytest
 import reference
 import seldom
 import torch
+import torch.distributed as dist
 from seldom import HIER3, Cases, Found, are_equal, checked_run
 from started import MODEL
 from torch import nn
@@ -134,7 +135,7 @@ def steps_counted() -> list[tuple[list[int], int]]:
         model = lowband.shard(nn.Linear(4, 4), scheme, topology, nn.Linear, torch.float32)
         optimizer, replicas = make(model.parameters(), lr=0.1), engine_of(model).replicas
         since, seen = [], []
-        replicas.others = Others(partial(seen.append, 1), lambda *_: None)
+        replicas.others = Others(partial(seen.append, 1), lambda: None, lambda *_: None)
         for _ in range(4):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()
@@ -146,6 +147,42 @@ def steps_counted() -> list[tuple[list[int], int]]:
 
 def test_a_step_inside_of_a_step_is_one() -> None:
     assert on_ranks(2, steps_counted)[0] == [([1, 2, 0, 1], 4)] * 3
+
+
+def agreed_again() -> list[bool]:
+    """Whether `sync_replicas` has changed the weights: after a period's end, again, and after a step more."""
+    topology = lowband.Topology({"node": 1})
+    sync = Sync(beyond="node", every=2, outer="nesterov", learning_rate=0.7, momentum=0.9)
+    scheme = Scheme(name="sync", weights="node", grads="node", optim="node", sync=sync)
+    model = lowband.shard(nn.Sequential(nn.Linear(4, 4)), scheme, topology, nn.Linear, torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    changed = []
+
+    def step() -> None:
+        model(torch.full((1, 4), 1.0 + dist.get_rank())).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def values() -> list[list[float]]:
+        return [p.tolist() for p in model.parameters()]
+
+    def agree() -> None:
+        before = values()
+        lowband.sync_replicas(model)
+        changed.append(before != values())
+
+    step()
+    step()
+    agree()
+    agree()
+    step()
+    agree()
+    agree()
+    return changed
+
+
+def test_replicas_that_agree_are_not_moved_on_by_their_momentum() -> None:
+    assert on_ranks(2, agreed_again) == [[False, False, True, False]] * 2
 
 
 def apart() -> str:

@@ -10,6 +10,7 @@ from torch import nn
 import lowband
 from lowband.engine.api import engine_of
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.scheme import Scheme
 from lowband.spec.tensor import Column, Plan, Row, Tokens
 from tests.refused import refusal
 
@@ -97,12 +98,17 @@ def _refused() -> list[str]:
         nn.Sequential(one, two),
     ):
         texts.append(refusal(lowband.shard, module, "zero3", topology, Part))
+    whole = dict.fromkeys(("weights", "grads", "optim"), "world")
+    coarse = Scheme(name="coarse", **whole, grad_reduce="int8", block_size=1024)
+    cut = lowband.parallelize(parts()[0], PLAN, topology)
+    texts.append(refusal(lowband.shard, cut, coarse, topology, Part))
     return [*texts, refusal(lambda: lowband.parallelize(nn.Sequential(one), {"0.up": Column()}, topology))]
 
 
 def test_what_cannot_be_known_of_parts_is_refused() -> None:
-    for moved, beside, axes, twice in on_ranks(2, _refused):
+    for moved, beside, axes, blocks, twice in on_ranks(2, _refused):
         assert "'weight' belongs to a module that was cut along tensor, and not to this one" in moved
         assert "no rule says whether '1.weight' sees all tokens" in beside
         assert "parts were cut along different tensor axes" in axes
+        assert "scheme 'coarse': block_size 1024 beside slices of a tensor axis (allowed: divisors" in blocks
         assert "already sharded or cut" in twice

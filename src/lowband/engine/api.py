@@ -236,5 +236,5 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
         return {}
     for value in state.values():
         if isinstance(value, torch.Tensor) and id(value) not in full:
-            full[id(value)] = value.cpu()
+            full[id(value)] = value.to("cpu", copy=True)
     return {key: full.get(id(value), value) for key, value in state.items()}

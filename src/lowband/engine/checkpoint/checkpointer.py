@@ -69,7 +69,7 @@ class Checkpointer:
         self._meeting = Meeting(world_timeout().total_seconds() if timeout_s is None else timeout_s)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._owner = Owner(self.folder)
+        self._owner = Owner(self.folder, self.wait)
         self.stall_s = 0.0  # time that the last `save` blocked its caller
         self.skipped: tuple[str, ...] = ()  # a line per checkpoint that `load_newest` skipped, newest first
 
@@ -90,6 +90,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self.wait()
+        self._owner.wait_for_last()
         with self._in_memory(module, optimizer, writes=False):
             snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
             self._meeting.agree(lambda: self._owner.check(module))

@@ -16,6 +16,7 @@ from lowband.engine.checkpoint.manifest import (
     File,
     Saved,
     folder_name,
+    replaced_name,
     write_manifest,
 )
 from lowband.engine.checkpoint.rank_file import naming
@@ -23,14 +24,27 @@ from lowband.engine.transport.meeting import Tick
 
 KEPT = 2  # the newest checkpoints; older ones are removed
 LEFT = ".left"  # behind the name of a checkpoint, see [Note: left]
-_NAME = re.compile(r"step-[0-9]{8}")
+# The second is of a checkpoint that was about to be replaced, and counts where the new one never came.
+_NAME = re.compile(r"(step-[0-9]{8})|\.(step-[0-9]{8})\.replaced")
 
 
 def newest_first(folder: Path) -> list[Path]:
     """The checkpoints, without leftovers of interrupted writes and without copies under other names."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    names = {path.name for path in found}
+    return sorted(
+        (path for path in found if path.name == _step_of(path) or _step_of(path) not in names),
+        key=_step_of,
+        reverse=True,
+    )
+
+
+def _step_of(checkpoint: Path) -> str:
+    found = _NAME.fullmatch(checkpoint.name)
+    assert found is not None
+    return found[1] or found[2]
 
 
 def begin(writing: Path, tick: Tick) -> None:
@@ -61,15 +75,15 @@ def finish(
             tensors[name] = entry.model_copy(update={"chunks": (*before, *entry.chunks)})
     files = [file for file, _ in written]
     final = writing.parent / folder_name(content.step)
-    replaced = writing.parent / f".{final.name}.replaced"
+    replaced = writing.parent / replaced_name(content.step)
     with naming(writing / MANIFEST):
         write_manifest(writing, content.model_copy(update={"tensors": tensors}), extra, files)
     with naming(final):
-        _remove(replaced, tick)
         if final.exists():
+            _remove(replaced, tick)
             final.replace(replaced)
-        for later in (path for path in newest_first(writing.parent) if path.name > final.name):
-            left = later.with_name(later.name + LEFT)
+        for later in (path for path in newest_first(writing.parent) if _step_of(path) > final.name):
+            left = later.with_name(_step_of(later) + LEFT)
             _remove(left, tick)
             later.replace(left)
             what = f"training went on from an earlier step, and has saved {content.step}; renamed {left.name}"

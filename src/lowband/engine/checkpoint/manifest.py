@@ -229,7 +229,7 @@ class Manifest(Content):
             manifest = cls.parse(plain | {"sha256": expected}, path)
         except UserError as error:
             raise Damaged(error.what, where=path) from None
-        if folder.name != folder_name(manifest.step):
+        if folder.name not in (folder_name(manifest.step), replaced_name(manifest.step)):
             raise Damaged(
                 f"belongs to step {manifest.step}", where=path, allowed=f"folder {folder_name(manifest.step)}"
             )
@@ -269,6 +269,11 @@ def write_manifest(folder: Path, content: Content, extra: dict[str, Any], files:
 
 def folder_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def replaced_name(step: int) -> str:
+    """Of a checkpoint that another one of its step is about to replace."""
+    return f".{folder_name(step)}.replaced"
 
 
 def file_name(rank: int) -> str:

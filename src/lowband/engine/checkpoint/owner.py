@@ -14,8 +14,10 @@ from lowband.errors import UserError
 class Owner:
     """Of one Checkpointer and its folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wait: Callable[[], None]) -> None:
+        """wait: returns when the last save has ended"""
         self._folder = folder
+        self._wait = weakref.WeakMethod(wait)
         self._module: Callable[[], nn.Module | None] = lambda: None  # what has saved last, if it is in use
         self.is_writing = False
 
@@ -34,6 +36,12 @@ class Owner:
                 where=self._folder,
                 allowed="a folder for each module; load_newest first, to go on from these",
             )
+
+    def wait_for_last(self) -> None:
+        """Return when the last save into the folder has ended, by whichever Checkpointer of this process."""
+        last = _LAST.get(self._folder.resolve(), self)
+        if (wait := last._wait()) is not None:
+            wait()
 
     def saves(self, module: nn.Module) -> None:
         """A save begins, until `is_writing` is false again."""

@@ -166,7 +166,7 @@ def _noting(failures: list[UserError], path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: of a dtype that the format has not
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         failures.append(UserError(f"cannot be written: {cause}", where=path))
 

@@ -126,7 +126,7 @@ class Quorum:
         else:
             self.steps, members = self._handover.join(until)
             self._record, self._checks_weights = Record(members, []), False
-        self._replicas.others = Others(self._before_step, self._exchange)
+        self._replicas.others = Others(self._before_step, self._after_step, self._exchange)
 
     store = staticmethod(open_store)
 
@@ -142,7 +142,7 @@ class Quorum:
         """
         self._give_state()
         self._voice.speak("leaving", Rounds.leave)
-        self._replicas.others = Others(self._has_left, self._has_left)
+        self._replicas.others = Others(self._has_left, self._has_left, self._has_left)
 
     def _has_left(self, *_: object) -> NoReturn:
         raise UserError(
@@ -157,7 +157,10 @@ class Quorum:
         if self._checks_weights:
             self._meeting.agree(lambda: check_weights(self._replicas))
             self._checks_weights = False
-        self._give_state()
+        if self._replicas.is_between_steps:
+            self._give_state()
+
+    def _after_step(self) -> None:
         self.steps += 1
 
     def _give_state(self) -> None:

@@ -123,10 +123,12 @@ class Matrices:
             share.begin()
         for handle in [share.submit(GATHER, share.fetch) for share in self._moved]:
             handle.wait()
+        self._engine.at_owners += 1
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         moved, self._moved = self._moved, []
+        self._engine.at_owners -= 1
         if error is None:
             for handle in [share.submit(RETURN, share.give_back) for share in moved]:
                 handle.wait()

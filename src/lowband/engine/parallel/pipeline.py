@@ -22,6 +22,7 @@ from lowband.engine.parallel.mail import Mail
 from lowband.engine.parallel.plan import Plan, check_apart, cut, ends, lists_of
 from lowband.engine.parallel.tied import Tied, tie_copies
 from lowband.engine.passes.alike import Alike, along_tensor
+from lowband.engine.passes.compilers import refuse_compiled_autograd
 from lowband.engine.passes.engine import Engine
 from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.gloo import PeerLost
@@ -211,6 +212,7 @@ class Pipeline(nn.Module):
                 where=self._name,
                 allowed=f"the {self._micro_batches} that it was made for",
             )
+        refuse_compiled_autograd(self._name)
         self._steps += 1
         self._lowband.put_shards()
         self._mail.begin(self._steps, torch.is_grad_enabled())

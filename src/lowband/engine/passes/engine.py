@@ -26,7 +26,7 @@ from lowband.engine.units.initial import Init, Initial, Source
 from lowband.engine.units.kinds import check_kinds
 from lowband.engine.units.leaves import Slot
 from lowband.engine.units.on_disk import OnDisk
-from lowband.engine.units.parts import along_experts, along_tensor, ledger_of
+from lowband.engine.units.parts import along_experts, along_tensor, check_blocks, ledger_of
 from lowband.engine.units.room import check_room
 from lowband.engine.units.slice_of import is_of_expert
 from lowband.engine.units.tied_to import tied_to
@@ -42,6 +42,8 @@ class Engine:
     """The state that lowband keeps for one sharded module."""
 
     ends: Set[str] = frozenset()  # of a pipeline: the units of its embedding and its head
+    load: Along | None = None  # over which experts' loads are summed
+    at_owners = 0  # lowband.Matrices inside of their step, which have taken gradients from the shards
 
     def __init__(
         self,
@@ -79,9 +81,9 @@ class Engine:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
         self.module = module
         self.tensor = with_initial(module, along_tensor(module))
+        check_blocks(schemes, self.tensor)
         check_drawn(module, experts)
         self.pipeline: Along | None = None  # whose other ranks have other stages
-        self.load: Along | None = None  # over which experts' loads are summed
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         if experts is not None:
             experts.count_in(self.ledger)

@@ -5,6 +5,7 @@ import torch
 from lowband.engine.passes.engine import Engine
 from lowband.engine.units.shard_sums import sum_over_replica
 from lowband.engine.units.waiting import check_reduced
+from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
 
 
@@ -12,9 +13,15 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
     """The norm, an fp64 scalar on the module's device, and this rank's gradients by where they lie.
 
     Every rank must call it. Raises UserError if gradients of backwards under `no_sync` wait for one outside
-    of it.
+    of it, and inside of a step of lowband.Matrices.
     """
     engine.put_shards()
+    if engine.at_owners:
+        raise UserError(
+            "clip_grad_norm_ inside of `with matrices`, where their owners have the gradients",
+            where="Matrices",
+            allowed="clip_grad_norm_ before it",
+        )
     check_reduced(engine.shards, "clip_grad_norm_", "the norm would leave out")
     # Gradients by how many of the replica's ranks hold each, and the device on which they lie.
     copied: dict[tuple[int, torch.device], list[torch.Tensor]] = {}

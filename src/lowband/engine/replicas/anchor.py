@@ -37,6 +37,10 @@ class Anchor(Exchange):
             zeros = self.values.new_zeros(self._outer_range[1] - self._outer_range[0])
             self.momentum = unit.meter.hold("outer", zeros)
 
+    @property
+    def has_moved(self) -> bool:
+        return not torch.equal(self.values, self.weights)
+
     def begin(self) -> None:
         self.forget()
         self.values.copy_(self.weights)

@@ -84,6 +84,11 @@ class Exchange(ABC):
         """What a checkpoint has of it: name, values, their range, whether replicas share them."""
 
     @property
+    def has_moved(self) -> bool:
+        """Whether this replica's weights may differ from those that all agreed on last."""
+        return True
+
+    @property
     def is_in_flight(self) -> bool:
         """Whether an exchange has started and not arrived."""
         return self._exchange is not None or self._update is not None

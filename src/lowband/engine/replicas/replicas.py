@@ -33,11 +33,13 @@ MOST_EXCHANGING = 2  # units at once, without delay, because each holds a differ
 class Others(NamedTuple):
     """Replicas that are other jobs: see jobs.quorum.
 
-    before_step: called before each step
+    before_step: called before each step of an optimizer
+    after_step:  called when each parameter has been stepped, before the exchange that may follow
     exchange:    exchanges these with them, given the part of its own weights that a replica keeps
     """
 
     before_step: Callable[[], None]
+    after_step: Callable[[], None]
     exchange: Callable[[Sequence[Any], float], None]
 
 
@@ -115,6 +117,8 @@ class Replicas:
         if self._open:
             return
         self._open = set(self._trained)
+        if self.others is not None:
+            self.others.after_step()
         self.advance()
 
     @property
@@ -193,7 +197,11 @@ class Replicas:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Exchange the present weights of all replicas, which are equal afterwards; a new period begins."""
+        """Exchange the present weights of all replicas, which are equal afterwards; a new period begins.
+
+        Units that no replica has moved since the last exchange are left alone: an outer momentum would move
+        them on.
+        """
         self.before_first_step()
         with self._lanes.exchanging():
             self._arrive(self.exchanges)
@@ -201,8 +209,13 @@ class Replicas:
             if self.others is not None:
                 self.others.exchange(self.exchanges, 0.0)
                 return
+            moved = {name for of_rank in everyones(self._moved()) for name in of_rank}
             for each in self.exchanges:
-                each.agree()
+                if each.unit.name in moved:
+                    each.agree()
+
+    def _moved(self) -> list[str]:
+        return [each.unit.name for each in self.exchanges if each.has_moved]
 
     def _arrive(self, exchanges: Sequence[Exchange]) -> None:
         """Wait for those that are on their way, and take the results."""

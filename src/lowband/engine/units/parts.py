@@ -1,6 +1,8 @@
 """Along which axes the parts of a module were cut: lowband.parallelize and lowband.spread_experts note it in
 each of them."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from lowband.engine.collectives.activations import Along
@@ -9,6 +11,8 @@ from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.units.slice_of import is_of_expert, is_partial, slice_of
 from lowband.errors import UserError
+from lowband.spec.partition import ALIGN
+from lowband.spec.scheme import Scheme
 
 
 def along_tensor(module: nn.Module) -> Along | None:
@@ -25,6 +29,16 @@ def along_tensor(module: nn.Module) -> Along | None:
         along.count_in(found[0].ledger)
     _check_parts(module, found[0].cuts_tokens if found else False)
     return found[0] if found else None
+
+
+def check_blocks(schemes: Sequence[Scheme], tensor: Along | None) -> None:
+    """Raises UserError if blocks that a scheme quantizes mix slices with parameters that tensor ranks have
+    whole: these would be rounded otherwise on each of them.
+    """
+    for scheme in schemes if tensor is not None else ():
+        if scheme.is_quantized and ALIGN % scheme.block_size:
+            what = f"block_size {scheme.block_size} beside slices of a tensor axis"
+            raise UserError(what, where=f"scheme '{scheme.name}'", allowed=f"divisors of {ALIGN}")
 
 
 def check_experts(module: nn.Module, axis: Axis, where: str) -> None:

@@ -22,9 +22,7 @@ from lowband.errors import UserError
 
 # Each access of an optimizer to a shard comes by here: globals are found sooner than members of an Enum.
 FACT, ELEMENT = Kind.FACT, Kind.ELEMENT
-_FLAT_OF = (
-    "_flat_of"  # attribute of a view of a part that is no view of the whole: its shard_of
-)
+_FLAT_OF = "_flat_of"  # attribute of a view of a part that is no view of the whole: its shard_of
 
 
 class ShardValues(SeenWhole):

@@ -21,6 +21,8 @@ from lowband.spec.step import NORM_GATHER, Collective
 # No row of a step: a scheme has no wire of that name, so values travel unchanged.
 _SUMS = Collective("shard_sums", "all_reduce", SELF, "optim", "masters", "step", None)
 
+_PARAMETERS = "those of module.parameters() after lowband.shard"
+
 
 @outside_of_modes()
 def norms(
@@ -29,20 +31,35 @@ def norms(
     """The 2-norm of each whole parameter, or of values that are sharded as it is.
 
     parameters: shards, as `module.parameters()` are after lowband.shard
-    values:     for each of them this rank's part, of the shard's shape; default: its own values
+    values:     for each of them this rank's part, of the shard's shape or without the padding; default: its
+                own values
 
     Returns scalars in fp64, the same bits on every rank that shares the parameter. Every rank must call it,
     with the same parameters in the same order. Under a scheme with sync, replicas have norms of their own.
-    Raises UserError for a parameter that is no shard, or of one that is cut over tensor or expert ranks.
+    Raises UserError for a parameter that is no shard, or of one that is cut over tensor or expert ranks, and
+    for values of which not each has its parameter's shape.
     """
-    parameters = list(parameters)
+    if isinstance(parameters, nn.Module):
+        raise UserError("a module", where="norms over ranks", allowed=_PARAMETERS)
+    parameters = [_shard(p) for p in parameters]
     parts = [part_of(p) for p in parameters] if values is None else list(values)
+    if len(parts) != len(parameters) or not all(map(_is_part, parts, parameters)):
+        raise UserError(
+            "values of other shapes than the parameters, or none for some",
+            where="norms over ranks",
+            allowed="for each parameter a tensor of its shape; p.grad of those alone that have one",
+        )
     squares = []
     for parameter, part in zip(parameters, parts, strict=True):
-        of = _shard(parameter).shard_of
+        of = parameter.shard_of
         own = part.detach().as_subclass(torch.Tensor)[: of.stop - of.start]  # without the padding behind
         squares.append(torch.linalg.vector_norm(own, dtype=torch.float64).square().view(1))
     return [total.view(()).sqrt() for total in sum_parts(parameters, squares)]
+
+
+def _is_part(values: Any, parameter: ShardParameter) -> bool:
+    of = parameter.shard_of
+    return isinstance(values, torch.Tensor) and values.shape in (parameter.shape, (of.stop - of.start,))
 
 
 def part_of(parameter: nn.Parameter) -> torch.Tensor:
@@ -120,6 +137,6 @@ def _shard(parameter: nn.Parameter) -> ShardParameter:
         raise UserError(
             "a parameter is no shard",
             where="norms over ranks",
-            allowed="those of module.parameters() after lowband.shard",
+            allowed=_PARAMETERS,
         )
     return parameter
