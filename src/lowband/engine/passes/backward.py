@@ -1,10 +1,11 @@
 """A running backward: the units in use, and the reductions of their gradients in one order on all ranks.
 
-[Note: order] A unit is ready when its last parameter has its gradient, and a bucket when its units are. On a
-rank whose data do not reach all of a unit's parameters, as with experts that tokens choose, that is never so,
-and its gradients are reduced at the backward's end. If the others reduced its bucket before, ranks would wait
-for each other. So a bucket that is ready waits for those before it, in an order that is the same on all ranks
-(`Passes.begin_backward`).
+[Note: order] A unit is ready when the last of its parameters that this backward reaches has its gradient, and
+a bucket when its units are. Where that cannot be known, or where no parameter of a unit is reached on a rank,
+as with experts that tokens choose, its gradients are reduced at the backward's end. If the others reduced its
+bucket before, ranks would wait for each other. So a bucket that is ready waits for those before it, in an
+order that is the same on all ranks (`Passes.begin_backward`). Gathers have no place in that order: a gate
+that the data of some ranks do not reach must not put off its unit's reduction behind the next gather.
 """
 
 import weakref

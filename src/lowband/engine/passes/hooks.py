@@ -214,7 +214,7 @@ class Hooks:
             run.place = 0
         if not (owner is self._module and run.is_reentrant):  # see [Note: late gradients]
             for unit in units:
-                unit.grads.expect_ready(torch._C._current_graph_task_id())
+                unit.grads.expect_ready(torch._C._current_graph_task_id(), is_all=not run.is_reentrant)
         self._passes.gather(units, backward=True)
         self._passes.prefetch(run.after(owner, run.ended[::-1]), backward=True)
 
@@ -237,7 +237,7 @@ class Hooks:
         self._enter_backward()
         if unit.state is not UnitState.GATHERED:
             if self._passes.leader is None and unit not in self._units_of.get(self._module, []):
-                unit.grads.expect_ready(torch._C._current_graph_task_id())
+                unit.grads.expect_ready(torch._C._current_graph_task_id(), is_all=False)
             self._passes.gather([unit], backward=True)
         self._backward.in_use.add(unit)
 

@@ -134,10 +134,15 @@ class Gradients:
         self._missing, self._ready_in = set(range(len(self._leaves))), None
         self._arrived_in.clear()
 
-    def expect_ready(self, graph_task: int) -> None:
-        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
+    def expect_ready(self, graph_task: int, is_all: bool) -> None:
+        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task.
+
+        is_all: whether this graph task is the whole backward: a leaf that it does not reach has no gradient
+        """
         if self._arrived_in <= {graph_task}:
             self._ready_in = graph_task
+            if is_all:
+                self._missing = {place for place in self._missing if _is_reached(self._leaves[place])}
 
     # ---- to the reduction
 
@@ -214,6 +219,16 @@ class Gradients:
                 else:
                     shard.grad = part = values.as_subclass(ShardGrad)
                     part.shard_of = shard.shard_of  # type: ignore[attr-defined]
+
+
+def _is_reached(leaf: torch.Tensor) -> bool:
+    """Whether the running graph task gives it a gradient."""
+    if not leaf.requires_grad:
+        return False
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    reached: bool = torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
+    return reached
 
 
 def is_hooked(leaf: torch.Tensor) -> bool:
