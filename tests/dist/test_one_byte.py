@@ -271,6 +271,16 @@ def _other_optimizer(store: dist.Store, **options: float) -> lowband.OneByte:
     return lowband.OneByte(module, optimizer, store, 0, (0,), EPSILON, 0.1, SEED)
 
 
+class Counting(torch.nn.Linear):
+    """Its state has what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+
 def _refused() -> list[str]:
     store, found = dist.HashStore(), []
 
@@ -287,6 +297,13 @@ def _refused() -> list[str]:
     found.append(refusal(_other_optimizer, store, lr=0.03))
     found.append(refusal(_other_optimizer, store, weight_decay=0.0))
     _other_optimizer(dist.HashStore(), lr=torch.tensor(0.02))
+    counting = Counting()
+    sgd = torch.optim.SGD(counting.parameters(), lr=0.02)
+    lowband.OneByte(counting, sgd, dist.HashStore(), 0, (0,))
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+    found.append(refusal(lowband.OneByte, counting, sgd, store, 0, (0,), scheduler=plateau))
+    lbfgs = torch.optim.LBFGS(counting.parameters())
+    found.append(refusal(lowband.OneByte, counting, lbfgs, store, 0, (0,)))
     before = _weights(one)
     found.append(refusal(lambda: one.step(lambda: torch.tensor(float("nan")))))
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(one), strict=True))
@@ -311,6 +328,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost() -> None:
             "epsilon",
             "optimizer or scheduler: not those that the run began with",
             "optimizer or scheduler: not those that the run began with",
+            "OneByte: ReduceLROnPlateau, whose step needs arguments (allowed: those whose step() needs none)",
+            "OneByte: LBFGS, whose step needs arguments",
             "nan",
         ],
         strict=True,

@@ -16,6 +16,7 @@ store, some hundred bytes per worker and round.
 """
 
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -95,6 +96,8 @@ class OneByte:
             raise UserError("the module has no trainable parameters", where="OneByte")
         if begins and worker not in begins:
             raise UserError(f"worker {worker} is not among those that begin", where="OneByte", allowed=begins)
+        for each in (optimizer, scheduler):
+            _check_step(each)
         self.module, self.optimizer, self.worker = module, optimizer, worker
         self._scheduler = scheduler
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -104,7 +107,7 @@ class OneByte:
         self._asked = 0  # how many have asked to join, by the last record
         self._is_asking = False
         with reaching(store):
-            self._agree("weights, buffers or seed", self._checksum(module.state_dict().items()))
+            self._agree("weights, buffers or seed", self._checksum(_tensors(module)))
             self._agree("optimizer or scheduler", _options(optimizer, scheduler))
             self.members = self._first(begins)  # who is expected in this round
             self._ask_to_join()
@@ -277,6 +280,23 @@ class OneByte:
         finally:
             torch._foreach_copy_(self._weights, kept)
         return losses[0], losses[1]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of its state, without extra states of other kinds."""
+    state = module.state_dict().items()
+    return ((name, value) for name, value in state if isinstance(value, torch.Tensor))
+
+
+def _check_step(stepped: object) -> None:
+    """Raises UserError for what cannot be stepped without arguments."""
+    if stepped is None:
+        return
+    try:
+        inspect.signature(type(stepped).step).bind(stepped)  # type: ignore[attr-defined]
+    except TypeError:
+        what = f"{type(stepped).__name__}, whose step needs arguments"
+        raise UserError(what, where="OneByte", allowed="those whose step() needs none") from None
 
 
 def _options(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> str:
