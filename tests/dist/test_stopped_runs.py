@@ -81,8 +81,8 @@ IN_CHECKPOINTS = [
     *both(checkpoint, "write_rank_file", SAVES),
     *both(checkpoint_folder, "write_manifest", SAVES),  # before the rename
     *(Kill(checkpoint, "finish", call, is_after=True) for call in range(1, SAVES + 1)),
-    # The last one is whole, the first one not yet removed: two calls a save came before, for other folders.
-    Kill(checkpoint_folder, "_remove", 2 * SAVES + 1),
+    # The last one is whole, the first one not yet removed: a call a save came before, for other folders.
+    Kill(checkpoint_folder, "_remove", SAVES + 1),
     Kill(Path, "unlink", 2, counts=lambda path, **_: path.parent.name == "step-00000002"),
 ]
 AT_THE_END = [
