@@ -87,7 +87,8 @@ def train_all(scheme: str, names: Names, is_whole: bool) -> dict[tuple[str, bool
 
 def compare(scheme: str, names: Names, is_whole: bool = False, ranks: int = RANKS) -> None:
     [want] = on_ranks(1, expected, scheme, names, ranks)
-    for (name, breadth), (first, *others) in on_ranks(ranks, train_all, scheme, names, is_whole)[0].items():
+    found = on_ranks(ranks, train_all, scheme, names, is_whole, time_limit_s=900)[0]
+    for (name, breadth), (first, *others) in found.items():
         for key, value in want[name].items():
             for other in others:
                 assert torch.equal(first[key], other[key]), (name, breadth, key)
