@@ -222,12 +222,14 @@ class Gradients:
 
 
 def _is_reached(leaf: torch.Tensor) -> bool:
-    """Whether the running graph task gives it a gradient."""
+    """Whether the running graph task gives it a gradient; true, too, where a functional transform hides it."""
     if not leaf.requires_grad:
         return False
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
-        node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    reached: bool = torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
+        used_by = leaf.view_as(leaf).grad_fn
+    if used_by is None:  # inside of torch.func.grad, of whose inputs the leaf is none
+        return True
+    reached: bool = torch._C._will_engine_execute_node(used_by.next_functions[0][0])  # type: ignore[attr-defined]
     return reached
 
 
