@@ -222,7 +222,7 @@ class Gradients:
 
 
 def _is_reached(leaf: torch.Tensor) -> bool:
-    """Whether the running graph task gives it a gradient; true, too, where a functional transform hides it."""
+    """Whether the running graph task gives it a gradient; true, too, where torch.func hides that."""
     if not leaf.requires_grad:
         return False
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
