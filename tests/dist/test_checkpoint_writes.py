@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import lowband
 from lowband.engine.checkpoint import checkpointer as checkpoint_module
 from lowband.engine.checkpoint.manifest import MANIFEST, Manifest
+from lowband.engine.checkpoint.owner import Owner
 from lowband.engine.checkpoint.rank_file import verify_rank_file
 from lowband.engine.transport import meeting
 from lowband.run import launch
@@ -105,21 +106,24 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
 
 
 def one_checkpointer_per_save(folder: str) -> int:
-    """The writes of the first one's files wait until the second one is about to save."""
-    second_saves, write = threading.Event(), checkpoint_module.write_rank_file
+    """No file is written before another one waits for it, to save or to load."""
+    others_wait, write, wait = threading.Semaphore(0), checkpoint_module.write_rank_file, Owner.wait_for_last
 
-    def slow(*arguments: object) -> object:
-        assert second_saves.wait(60)
+    def late(*arguments: object) -> object:
+        assert others_wait.acquire(timeout=60)
         return write(*arguments)
 
-    checkpoint_module.write_rank_file = slow
-    threading.Timer(0.5, second_saves.set).start()
-    for step in (1, 2):
+    def waits(owner: Owner) -> None:
+        if is_begun.is_set():
+            others_wait.release()
+        wait(owner)
+
+    is_begun = threading.Event()
+    checkpoint_module.write_rank_file, Owner.wait_for_last = late, waits
+    for step in (1, 2, 3):
         lowband.Checkpointer(folder).save(step, *bag(), {"step": step})
-    last = lowband.Checkpointer(folder)
-    last.save(3, *bag(), {"step": 3})
-    last.wait()
-    return last.load_newest(*bag(steps=0))["step"]
+        is_begun.set()
+    return lowband.Checkpointer(folder).load_newest(*bag(steps=0))["step"]
 
 
 def test_a_new_checkpointer_waits_for_the_one_before_it(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ class Checkpointer:
         under `no_sync` have accumulated: a checkpoint has none.
         """
         start = time.perf_counter()
-        self.wait()
-        self._owner.wait_for_last()
+        self._wait_for_all()
         with self._in_memory(module, optimizer, writes=False):
             snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
             self._meeting.agree(lambda: self._owner.check(module))
@@ -112,6 +111,11 @@ class Checkpointer:
             _unraised.remove(failure)
             raise failure
 
+    def _wait_for_all(self) -> None:
+        """As `wait`, also for what another Checkpointer of this process writes into the folder."""
+        self.wait()
+        self._owner.wait_for_last()
+
     def latest(self) -> Path | None:
         """The newest checkpoint in the folder, which may be damaged: see `load_newest`."""
         return next(iter(newest_first(self.folder)), None)
@@ -125,7 +129,7 @@ class Checkpointer:
         does not fit the module or the optimizer; or while gradients wait, as `save`. In that case nothing is
         changed, on any rank.
         """
-        self.wait()
+        self._wait_for_all()
         path = self._meeting.everyone(path and Path(path))[0]  # a shared file system may show others
         if not path:  # of `latest` in an empty folder
             raise UserError("no checkpoint to load", where=self.folder, allowed="load_newest")
@@ -138,7 +142,7 @@ class Checkpointer:
         Raises UserError if all are damaged, naming the newest, if the newest undamaged one does not fit, or
         if the folder is a checkpoint of FSDP2's or DeepSpeed's.
         """
-        self.wait()
+        self._wait_for_all()
         self.skipped = ()
         damage = None
         for path in self._meeting.first("looking for checkpoints", self._found):
