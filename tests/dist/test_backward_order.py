@@ -10,6 +10,7 @@ from side_losses import Block, Net, added
 from torch import nn
 
 import lowband
+from lowband.engine.units import gradients
 from lowband.engine.units.bucket import Bucket
 from lowband.run.on_ranks import on_ranks
 from lowband.spec import buckets
@@ -62,46 +63,60 @@ class Gated(nn.Module):
         super().__init__()
         self.up, self.gate = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.7))
 
-    def forward(self, x: torch.Tensor, uses_gate: bool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, leaves_out: str | None) -> torch.Tensor:
+        if leaves_out == "block":  # as stochastic depth does, inside of the block
+            return x
         h = torch.tanh(self.up(x))
-        return x + (h * self.gate if uses_gate else h)
+        return x + (h if leaves_out == "gate" else h * self.gate)
 
 
 class Tower(nn.Module):
-    """The last block's gate is used by rank 0 alone."""
+    """Rank 1 leaves out some blocks, or their gates."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, where: tuple[int, ...]) -> None:
         super().__init__()
         torch.manual_seed(1)
+        self.what, self.where, self.first = what, where, nn.Linear(4, 4)
         self.blocks = nn.ModuleList(Gated() for _ in range(4))
 
     def forward(self, rank: int) -> torch.Tensor:
-        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
-        for block in self.blocks:
-            x = block(x, uses_gate=rank == 0 or block is not self.blocks[-1])
+        x = self.first(torch.randn(3, 4, generator=torch.Generator().manual_seed(rank)))
+        for place, block in enumerate(self.blocks):
+            x = block(x, self.what if rank == 1 and place in self.where else None)
         return x.square().mean()
 
 
-def gates(scheme: str) -> dict[str, list[float]]:
-    """Of each block, its gate's gradient, where this rank has it."""
-    model = lowband.shard(Tower(), scheme, lowband.Topology({}), Gated, compute_dtype=torch.float32)
+def stepped(scheme: str, what: str, where: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    model = lowband.shard(Tower(what, where), scheme, lowband.Topology({}), Gated, torch.float32)
     model(dist.get_rank()).backward()
-    found = {}
-    for name, p in model.named_parameters():
-        if "gate" in name and p.shard_of.stop > p.shard_of.start:
-            found[name] = p.grad.as_subclass(torch.Tensor)[:1].tolist()
-    return found
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    return lowband.full_state_dict(model)
+
+
+LEFT_OUT = {"gate": [(3,)], "block": [(3,), (1, 2), (0, 1, 2, 3)]}
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "zero2", "zero3"])
-def test_a_parameter_that_some_ranks_use_in_a_unit_before_others_is_averaged(scheme: str) -> None:
+@pytest.mark.parametrize(("what", "where"), [(what, where) for what in LEFT_OUT for where in LEFT_OUT[what]])
+def test_what_some_ranks_leave_out_in_units_before_others_is_averaged(
+    scheme: str, what: str, where: tuple[int, ...]
+) -> None:
     """The next weights are gathered between: on every rank behind the same reductions."""
-    plain = Tower()
+    plain = Tower(what, where)
     for rank in range(2):
         (plain(rank) / 2).backward()
-    found = {}
-    for of_rank in on_ranks(2, gates, scheme):
-        found |= of_rank
-    assert {name: [p.grad.item()] for name, p in plain.named_parameters() if "gate" in name} == {
-        name: pytest.approx(value, rel=1e-6) for name, value in found.items()
-    }
+    torch.optim.SGD(plain.parameters(), 0.1).step()
+    torch.testing.assert_close(on_ranks(2, stepped, scheme, what, where)[0], plain.state_dict())
+
+
+def asked() -> int:
+    """How often a plain backward asks whether it reaches a leaf."""
+    model = lowband.shard(Tower("gate", ()), "zero3", lowband.Topology({}), Gated, torch.float32)
+    with patch.object(gradients, "_is_reached", side_effect=gradients._is_reached) as is_reached:
+        model(0).backward()
+    return is_reached.call_count
+
+
+def test_only_for_leaves_that_are_late_a_backward_asks_whether_it_reaches_them() -> None:
+    """Here the first layer's, which the root has; each question takes as long as a small operator."""
+    assert on_ranks(1, asked) == [2]

@@ -1,11 +1,12 @@
 """A running backward: the units in use, and the reductions of their gradients in one order on all ranks.
 
 [Note: order] A unit is ready when the last of its parameters that this backward reaches has its gradient, and
-a bucket when its units are. Where that cannot be known, or where no parameter of a unit is reached on a rank,
-as with experts that tokens choose, its gradients are reduced at the backward's end. If the others reduced its
-bucket before, ranks would wait for each other. So a bucket that is ready waits for those before it, in an
-order that is the same on all ranks (`Passes.begin_backward`). Gathers have no place in that order: a gate
-that the data of some ranks do not reach must not put off its unit's reduction behind the next gather.
+a bucket when its units are. A gate, or all of a unit, that the data of some ranks leave out must not put off
+its reduction behind the next gather: ranks would wait for each other. So which are reached is asked when the
+next unit's backward begins; before, few are still missing. Where it cannot be known (passes.hooks, [Note:
+late gradients]), or where a rank's data go around a unit, as with experts that tokens choose, gradients are
+reduced at the backward's end. Others may have them before: so a bucket that is ready waits for those before
+it, in an order that is the same on all ranks (`Passes.begin_backward`).
 """
 
 import weakref
@@ -47,6 +48,7 @@ class Backward:
         self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
         self.compare: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
+        self._begun: list[Unit] = []  # units whose backward has begun since the last gather
         self._order: list[Bucket] = []  # see [Note: order]
         self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
         self._ready: set[Unit] = set()
@@ -78,6 +80,18 @@ class Backward:
 
     def begin_call(self, unit: Unit) -> None:
         self._open[unit] += 1
+
+    def expect(self, unit: Unit, is_whole: bool) -> None:
+        """Expect all gradients of a unit in the running graph task. is_whole: it is the whole backward"""
+        unit.grads.expect_ready(torch._C._current_graph_task_id())
+        if is_whole and unit.requires_grad:
+            self._begun.append(unit)
+
+    def forgo_unreached(self) -> None:
+        """Before more weights are gathered, see [Note: order]."""
+        begun, self._begun = self._begun, []
+        for unit in begun:
+            unit.grads.forgo_unreached(torch._C._current_graph_task_id())
 
     def end_call(self, unit: Unit) -> bool:
         """Whether no other call of the unit is open. In f(f(x)) the inner call's backward has begun by now.
@@ -148,6 +162,6 @@ class Backward:
             bucket.forget()
 
     def _forget(self) -> None:
-        for each in (self.in_use, self._open, self._left, self._ready, self._reducing):
+        for each in (self.in_use, self._open, self._begun, self._left, self._ready, self._reducing):
             each.clear()
         self.runs = False

@@ -170,6 +170,8 @@ class Hooks:
             versions = [unit.changes.version for unit in units]
             before = lambda _: self._before_backward(owner, run, versions)  # noqa: E731
             register_multi_grad_hook(tensors, before, mode="any")
+            for tensor in tensors:  # also the output of a unit before, if this one leaves it as it is
+                _call_last_first(tensor)
         if self._backward.runs:
             return None
         is_checkpointed = run.trains and not torch.is_grad_enabled()  # reentrantly: recomputed in backward
@@ -210,11 +212,12 @@ class Hooks:
             self._backward.begin_call(unit)
             unit.check_version(version)
         self._enter_backward()
+        self._backward.forgo_unreached()
         if owner is self._module:
             run.place = 0
         if not (owner is self._module and run.is_reentrant):  # see [Note: late gradients]
             for unit in units:
-                unit.grads.expect_ready(torch._C._current_graph_task_id(), is_all=not run.is_reentrant)
+                self._backward.expect(unit, is_whole=not run.is_reentrant)
         self._passes.gather(units, backward=True)
         self._passes.prefetch(run.after(owner, run.ended[::-1]), backward=True)
 
@@ -236,8 +239,9 @@ class Hooks:
             )
         self._enter_backward()
         if unit.state is not UnitState.GATHERED:
+            self._backward.forgo_unreached()
             if self._passes.leader is None and unit not in self._units_of.get(self._module, []):
-                unit.grads.expect_ready(torch._C._current_graph_task_id(), is_all=False)
+                self._backward.expect(unit, is_whole=False)
             self._passes.gather([unit], backward=True)
         self._backward.in_use.add(unit)
 
@@ -271,6 +275,15 @@ class Hooks:
         self._pass.is_spent = True
         for owner in self._running:  # a backward inside of a forward, which goes on
             self._passes.gather(self._units_of.get(owner, []), backward=False)
+
+
+def _call_last_first(tensor: torch.Tensor) -> None:
+    """Have the last of a tensor's hooks called before the others."""
+    hooks = tensor._backward_hooks
+    if hooks is not None and len(hooks) > 1:
+        *others, last = hooks.items()
+        hooks.clear()  # autograd reads it as a plain dict: `move_to_end` would change nothing
+        hooks.update([last, *others])
 
 
 def _calls_itself(owner: nn.Module) -> bool:

@@ -134,15 +134,17 @@ class Gradients:
         self._missing, self._ready_in = set(range(len(self._leaves))), None
         self._arrived_in.clear()
 
-    def expect_ready(self, graph_task: int, is_all: bool) -> None:
-        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task.
-
-        is_all: whether this graph task is the whole backward: a leaf that it does not reach has no gradient
-        """
+    def expect_ready(self, graph_task: int) -> None:
+        """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
         if self._arrived_in <= {graph_task}:
             self._ready_in = graph_task
-            if is_all:
-                self._missing = {place for place in self._missing if _is_reached(self._leaves[place])}
+
+    def forgo_unreached(self, graph_task: int) -> None:
+        """Wait no longer for leaves that this graph task, which is the whole backward, does not reach."""
+        if self._missing and self._ready_in == graph_task and self._arrived_in <= {graph_task}:
+            self._missing = {place for place in self._missing if _is_reached(self._leaves[place])}
+            if not self._missing:
+                self._ready()
 
     # ---- to the reduction
 
