@@ -25,7 +25,7 @@ from lowband.engine.units.absent import StateOnDisk
 from lowband.engine.units.shard_grad import ShardValues
 from lowband.engine.units.shard_of import ShardOf
 from lowband.engine.units.slice_of import SliceOf
-from lowband.engine.units.state_dict import own_buffers
+from lowband.engine.units.state_dict import own_buffers, refuse_sparse
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
 from lowband.spec.partition import intersect
@@ -151,8 +151,11 @@ def is_first_of_tensor(engine: Engine) -> bool:
 
 
 def buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every persistent buffer, by name in the manifest."""
-    return {f"buffer.{name}": buffer for name, buffer in own_buffers(module).items()}
+    """Every persistent buffer, by name in the manifest. Raises UserError for one that is sparse or nested."""
+    found = own_buffers(module)
+    for name, buffer in found.items():
+        refuse_sparse(name, buffer, where="lowband.Checkpointer")
+    return {f"buffer.{name}": buffer for name, buffer in found.items()}
 
 
 def random_states(module: nn.Module) -> dict[str, Piece]:

@@ -20,7 +20,7 @@ from lowband.engine.passes.engine import engine_of
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.engine.transport.lane import outside_of_modes
-from lowband.engine.units.state_dict import own_buffers
+from lowband.engine.units.state_dict import own_buffers, refuse_sparse
 from lowband.errors import UserError
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import parse_json, read_text
@@ -124,11 +124,12 @@ def save_safetensors(
         }
         if not tensors:
             continue
-        if i == 0:
-            tensors |= {name: buffer.to("cpu", copy=True).contiguous() for name, buffer in buffers.items()}
         path = folder / (SINGLE if files == 1 else f"model-{before + i + 1:05d}-of-{files:05d}.safetensors")
         if not failures:  # else it only takes the other units, which every rank must
             with _noting(failures, path):
+                for name, buffer in buffers.items() if i == 0 else ():
+                    refuse_sparse(name, buffer, where="save_safetensors")
+                    tensors[name] = buffer.to("cpu", copy=True).contiguous()
                 _save(tensors, path)
                 weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
@@ -166,6 +167,8 @@ def _noting(failures: list[UserError], path: Path) -> Iterator[None]:
 
     try:
         yield
+    except UserError as error:
+        failures.append(error)
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: of a dtype that the format has not
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         failures.append(UserError(f"cannot be written: {cause}", where=path))

@@ -97,8 +97,8 @@ class Matrices:
             what = f"'{name}' is cut over {cut.axis} ranks, none of which has the whole matrix"
             raise UserError(what, where="Matrices", allowed="select=, of parameters that are not cut")
         shards = [matrix.shard for matrix in found]
+        deal(found, cost)  # first, because a user's `cost` may raise
         mark_whole(shards)
-        deal(found, cost)
         by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
         self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from lowband.engine.collectives.activations import Along
-from lowband.engine.transport.consistency import is_alone
+from lowband.engine.transport.consistency import dense_parts, is_alone
 from lowband.engine.units.slice_of import is_of_expert, slice_of
 from lowband.errors import UserError
 from lowband.spec.activations import ALIKE_GATHER
@@ -71,7 +71,7 @@ class Alike:
         for part in parts:
             tensors = [each for each in tree_leaves(part) if isinstance(each, torch.Tensor)]
             compared = [t for t in tensors if not (self._whole_numbers_only and t.is_floating_point())]
-            sums.append(sum(_sum(of) for t in compared for of in _dense(t)) if compared else None)
+            sums.append(sum(_sum(of) for t in compared for of in dense_parts(t)) if compared else None)
         self._compare("inputs", sums, "the same batch on all of them; None where it is not used")
 
     def begin(self) -> None:
@@ -207,17 +207,6 @@ def _fingerprint(parameter: torch.Tensor) -> torch.Tensor:
     ramp = torch.linspace(-1, 1, len(flat), dtype=torch.float32, device=flat.device)
     placed = (flat.float() @ ramp).double().view(torch.int64)
     return torch.stack([bits.sum(dtype=torch.int64), placed, (flat == flat[0]).all().long()])
-
-
-def _dense(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """What a tensor consists of: several if it is nested or sparse."""
-    tensor = tensor.detach()
-    if tensor.is_nested:
-        return tensor.unbind()
-    if tensor.layout == torch.strided:
-        return [tensor]
-    found = tensor.to_sparse_coo().coalesce()
-    return [found.indices(), found.values()]
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,8 @@ def check_same_sharding(
     check_same({"units with their own placement": own, **facts}, first)
     check_same({"sum of experts' initial weights (as integers)": _sum_of(experts)}, first_alike)
     if not any(name in axis.beside for name in ("context", "expert")):
-        _compare_buffers({n: _sum_of_bits(b) for n, b in module.named_buffers() if not b.is_meta}, first)
+        values = [(name, buffer) for name, buffer in module.named_buffers() if not buffer.is_meta]
+        _compare_buffers({name: sum(map(_sum_of_bits, dense_parts(b))) for name, b in values}, first)
 
 
 def _compare_buffers(sums: Mapping[str, int], first: int) -> None:
@@ -107,6 +108,17 @@ def facts_of(
         "division into units (sha256)": hashlib.sha256(repr(list(units)).encode()).hexdigest()[:16],
         "sum of initial weights (as integers)": _sum_of(p for p in module.parameters() if p not in apart),
     }
+
+
+def dense_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """What a tensor consists of: several if it is nested or sparse."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout == torch.strided:
+        return [tensor]
+    found = tensor.to_sparse_coo().coalesce()
+    return [found.indices(), found.values()]
 
 
 def _sum_of(parameters: Iterable[nn.Parameter]) -> int:

@@ -51,6 +51,13 @@ def own_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return _without_parts(module, found)
 
 
+def refuse_sparse(name: str, buffer: torch.Tensor, where: str) -> None:
+    """Raise UserError for a buffer that no file can hold."""
+    if buffer.layout != torch.strided:
+        allowed = "dense ones; persistent=False, which is in no checkpoint"
+        raise UserError(f"buffer '{name}' is sparse or nested", where=where, allowed=allowed)
+
+
 def _state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     token = _is_own.set(True)
     try:
