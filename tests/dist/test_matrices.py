@@ -343,6 +343,10 @@ def misused(how: str) -> str:
             lowband.Matrices(model, select=lambda name, shape: False)
         if how == "inside":
             lowband.Matrices(model, over="self")
+        if how == "cost raises":
+            with pytest.raises(ZeroDivisionError):
+                lowband.Matrices(model, cost=lambda shape: 1 / 0)
+            return repr(len(lowband.Matrices(model).parameters()) > 0)
         matrices = lowband.Matrices(model)
         if how == "clipped too late":
             model(tokens_of(0)).backward()
@@ -363,6 +367,7 @@ def misused(how: str) -> str:
     [
         ("selects nothing", "no matrices are selected"),
         ("inside", "Matrices: over='self' of 'blocks.0' (allowed: world)"),
+        ("cost raises", "True"),
         ("all to AdamW", "which lowband.Matrices updates"),
         ("clipped too late", "Matrices: clip_grad_norm_ inside of `with matrices`, where their owners have"),
         ("twice", "updated by another lowband.Matrices"),

@@ -26,7 +26,7 @@ from lowband.engine.transport.axis import BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.engine.units.shard_of import ShardOf
-from lowband.engine.units.steps import mark_whole
+from lowband.engine.units.steps import check_unmarked, mark_whole
 from lowband.engine.units.unit import Unit
 from lowband.engine.units.waiting import check_reduced
 from lowband.engine.units.zero_grad import mark_updated
@@ -97,8 +97,10 @@ class Matrices:
             what = f"'{name}' is cut over {cut.axis} ranks, none of which has the whole matrix"
             raise UserError(what, where="Matrices", allowed="select=, of parameters that are not cut")
         shards = [matrix.shard for matrix in found]
-        deal(found, cost)  # first, because a user's `cost` may raise
+        check_unmarked(shards)
+        costs = [cost(tuple(matrix.of.shape)) for matrix in found]  # the user's: it may raise
         mark_whole(shards)
+        deal(found, costs)
         by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
         self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))

@@ -3,7 +3,7 @@
 Each rank then computes for about as long (arXiv 2309.06497, section 3.1).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -60,12 +60,11 @@ class Matrix:
         return slice(a - place[0], b - place[0])
 
 
-def deal(matrices: Sequence[Matrix], cost: Callable[[tuple[int, ...]], float]) -> None:
+def deal(matrices: Sequence[Matrix], costs: Sequence[float]) -> None:
     """Choose owners: the dearest matrix first, each to the rank with the least to do."""
     load: dict[int, float] = {}
-    costs = {id(matrix): cost(tuple(matrix.of.shape)) for matrix in matrices}
-    for matrix in sorted(matrices, key=lambda m: -costs[id(m)]):
+    for matrix, cost in sorted(zip(matrices, costs, strict=True), key=lambda pair: -pair[1]):
         ranks = shard_ranks(matrix.unit.levels, matrix.level, matrix.unit.rank)
         owner = min(ranks, key=lambda rank: (load.get(rank, 0.0), rank))
-        load[owner] = load.get(owner, 0.0) + costs[id(matrix)]
+        load[owner] = load.get(owner, 0.0) + cost
         matrix.own(owner)

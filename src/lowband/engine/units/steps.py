@@ -42,11 +42,15 @@ def mark_leaf(leaf: nn.Parameter, unit: str) -> None:
     setattr(leaf, _LEAF, unit)
 
 
-def mark_whole(shards: Sequence[nn.Parameter]) -> None:
-    """Mark shards that lowband.Matrices updates. Raises UserError if another one updates some already."""
+def check_unmarked(shards: Sequence[nn.Parameter]) -> None:
+    """Raise UserError if a lowband.Matrices updates some of these shards."""
     for shard in shards:
         if hasattr(shard, _WHOLE):
             raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
+
+
+def mark_whole(shards: Sequence[nn.Parameter]) -> None:
+    """Mark shards that a lowband.Matrices updates."""
     for shard in shards:
         setattr(shard, _WHOLE, True)
 
