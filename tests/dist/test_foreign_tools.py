@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 import lowband
@@ -231,6 +232,10 @@ def exported() -> None:
     torch.export.export(sharded(), (inputs(0, 0),), strict=False)
 
 
+def exported_by_make_fx() -> None:
+    make_fx(sharded())(inputs(0, 0))
+
+
 def compiled_backward() -> None:
     loss = sharded()(inputs(0, dist.get_rank()))
     with compiled_autograd._enable(torch.compile(backend="eager")):
@@ -322,6 +327,7 @@ REFUSED: dict[Callable[[], None], str] = {
     scripted_afterwards: "Tower: torch.jit.script of a sharded module",
     part_scripted_afterwards: "Tower: torch.jit.script of a sharded module",
     exported: "Tower: torch.export of a sharded module",
+    exported_by_make_fx: "Tower: make_fx of a sharded module",
     compiled_backward: "Tower: compiled autograd of a sharded module",
     compiled_breadth_first: "Tower: compiled autograd of a sharded module",
     compiled_pipeline: "pipeline 0: compiled autograd of a sharded module",

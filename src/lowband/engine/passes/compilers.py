@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from lowband.errors import UserError
 
@@ -22,11 +23,13 @@ def refuse_scripts(module: nn.Module) -> None:
 
 
 def refuse_recording(where: str) -> None:
-    """Raises UserError in a forward that torch.jit.trace or torch.export records."""
+    """Raises UserError in a forward that torch.jit.trace, torch.export or make_fx records."""
     if torch.jit.is_tracing():
         _refuse("torch.jit.trace", where)
     if torch.compiler.is_exporting():
         _refuse("torch.export", where)
+    if get_proxy_mode() is not None:
+        _refuse("make_fx", where)
 
 
 def refuse_compiled_autograd(where: str) -> None:
