@@ -132,6 +132,31 @@ def averages_swapped_in(model: nn.Module, backward: Backward) -> object:
     return found
 
 
+def averages_with_backups(model: nn.Module, backward: Backward) -> None:
+    """What `.data` or `detach` gave keeps its values where others are assigned: restored, swapped, undone."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    average = {name: p.data * 0.5 for name, p in model.named_parameters()}
+    steps(optimizer, backward)
+    backup = {}
+    for name, p in model.named_parameters():
+        backup[name] = p.data
+        p.data = average[name]
+    for name, p in model.named_parameters():
+        p.data = backup[name]
+    steps(optimizer, backward)
+    for _ in range(3):  # the last time they stay
+        for name, p in model.named_parameters():
+            p.data, average[name].data = average[name].data, p.data
+    steps(optimizer, backward)
+    before = [p.detach() for p in model.parameters()]
+    for p in model.parameters():
+        p.data = p.data - 1
+    for p, values in zip(model.parameters(), before, strict=True):
+        p.data.copy_(values)
+        p.data = p.data
+    steps(optimizer, backward)
+
+
 def gradients_set_to_zero(model: nn.Module, backward: Backward) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(3):
@@ -323,7 +348,7 @@ RIGHT: tuple[Program, ...] = (
     written_through_data, gradients_set_to_zero, accumulated, frozen_by_the_optimizer, clipped_by_value,
     evaluated_between_steps, moved_to_where_it_is, counted, state_of_the_optimizer, adapters, called_twice,
     decay_groups_of_adapters, decay_groups_by_name, given_up_by_the_optimizer, given_up_by_one_of_two,
-    closures, compiled_step, averages_swapped_in, given_up_by_modules,
+    closures, compiled_step, averages_swapped_in, averages_with_backups, given_up_by_modules,
     scaled_by_a_double,
 )  # fmt: skip
 
@@ -474,6 +499,27 @@ def first_values_of_a_flat_copy(model: nn.Module) -> None:
     trained(model).layers[0][0].weight.detach().flatten().clone()[:2].sum()
 
 
+def data_of_a_view_from_before(model: nn.Module) -> None:
+    weight = model.layers[0][0].weight
+    before = weight.data.as_subclass(torch.Tensor)
+    weight.data = weight.data * 2
+    weight.data = before
+
+
+def rows_by_keyword(model: nn.Module) -> None:
+    torch.narrow(input=trained(model).layers[0][0].weight.data, dim=0, start=0, length=2).zero_()
+
+
+def rows_of_a_stack(model: nn.Module) -> None:
+    weight = trained(model).layers[0][0].weight
+    torch.stack([weight.data, weight.grad])[0][:2].zero_()
+
+
+def first_values_of_a_copied_shard(model: nn.Module) -> None:
+    weight = trained(model).layers[0][0].weight
+    weight.new_empty(weight.shape).copy_(weight.data)[:2].zero_()
+
+
 def data_of_another_shape(model: nn.Module) -> None:
     model.layers[0][0].weight.data = torch.zeros(3, 7)
 
@@ -574,6 +620,10 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     places_by_a_condition: "layers.0.0.weight: where of a shard covers this rank's part only",
     one_value_of_a_flat_view: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     first_values_of_a_flat_copy: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    data_of_a_view_from_before: "layers.0.0.weight: .data of a shard was set to a view",
+    rows_by_keyword: "layers.0.0.weight: narrow of a shard covers this rank's part only",
+    rows_of_a_stack: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    first_values_of_a_copied_shard: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",
     tied_through_data: "layers.1.0.weight: .data of a shard was set to a view (allowed: p.data.copy_(values)",
     order_of_values_through_numpy: "were written through NumPy or from C++",

@@ -352,6 +352,11 @@ def misused(how: str) -> str:
             model(tokens_of(0)).backward()
             with matrices:
                 lowband.clip_grad_norm_(model, 1.0)
+        if how == "clipped behind":
+            model(tokens_of(0)).backward()
+            with matrices:
+                pass
+            lowband.clip_grad_norm_(model, 1.0)
         if how == "twice":
             lowband.Matrices(model, select=lambda name, shape: "blocks.2" in name)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -369,7 +374,8 @@ def misused(how: str) -> str:
         ("inside", "Matrices: over='self' of 'blocks.0' (allowed: world)"),
         ("cost raises", "True"),
         ("all to AdamW", "which lowband.Matrices updates"),
-        ("clipped too late", "Matrices: clip_grad_norm_ inside of `with matrices`, where their owners have"),
+        ("clipped too late", "Matrices: clip_grad_norm_ inside of `with matrices` or behind it, where their"),
+        ("clipped behind", "Matrices: clip_grad_norm_ inside of `with matrices` or behind it, where their"),
         ("twice", "updated by another lowband.Matrices"),
     ],
 )

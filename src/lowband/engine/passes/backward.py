@@ -48,6 +48,7 @@ class Backward:
         self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
         self.compare: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
         self._open: Counter[Unit] = Counter()  # calls of each unit whose backward has begun
+        self._task = -1  # autograd's graph task in which it began
         self._begun: list[Unit] = []  # units whose backward has begun since the last gather
         self._order: list[Bucket] = []  # see [Note: order]
         self._left: deque[Bucket] = deque()  # of these, those that are not being reduced
@@ -57,7 +58,7 @@ class Backward:
 
     def begin(self, order: list[Unit]) -> None:
         """order: in which units become ready; frozen ones do not"""
-        self.runs = True
+        self.runs, self._task = True, torch._C._current_graph_task_id()
         last_first = (self._bucket_of[unit] for unit in reversed(order) if unit.requires_grad)
         self._order = list(dict.fromkeys(last_first))[::-1]
         self._left = deque(self._order)
@@ -81,10 +82,11 @@ class Backward:
     def begin_call(self, unit: Unit) -> None:
         self._open[unit] += 1
 
-    def expect(self, unit: Unit, is_whole: bool) -> None:
-        """Expect all gradients of a unit in the running graph task. is_whole: it is the whole backward"""
-        unit.grads.expect_ready(torch._C._current_graph_task_id())
-        if is_whole and unit.requires_grad:
+    def expect(self, unit: Unit, may_be_whole: bool) -> None:
+        """Expect all gradients of a unit in the running graph task. may_be_whole: no other task has some"""
+        task = torch._C._current_graph_task_id()
+        unit.grads.expect_ready(task)
+        if may_be_whole and task == self._task and unit.requires_grad:
             self._begun.append(unit)
 
     def forgo_unreached(self) -> None:

@@ -4,6 +4,7 @@ import torch
 
 from lowband.engine.passes.engine import Engine
 from lowband.engine.units.shard_sums import sum_over_replica
+from lowband.engine.units.steps import are_taken
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
@@ -13,12 +14,12 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
     """The norm, an fp64 scalar on the module's device, and this rank's gradients by where they lie.
 
     Every rank must call it. Raises UserError if gradients of backwards under `no_sync` wait for one outside
-    of it, and inside of a step of lowband.Matrices.
+    of it, and inside of a step of lowband.Matrices or behind one, which takes their gradients.
     """
     engine.put_shards()
-    if engine.at_owners:
+    if engine.at_owners or are_taken(engine.shards):
         raise UserError(
-            "clip_grad_norm_ inside of `with matrices`, where their owners have the gradients",
+            "clip_grad_norm_ inside of `with matrices` or behind it, where their gradients are taken",
             where="Matrices",
             allowed="clip_grad_norm_ before it",
         )

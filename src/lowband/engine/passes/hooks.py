@@ -217,7 +217,7 @@ class Hooks:
             run.place = 0
         if not (owner is self._module and run.is_reentrant):  # see [Note: late gradients]
             for unit in units:
-                self._backward.expect(unit, is_whole=not run.is_reentrant)
+                self._backward.expect(unit, may_be_whole=not run.is_reentrant)
         self._passes.gather(units, backward=True)
         self._passes.prefetch(run.after(owner, run.ended[::-1]), backward=True)
 
@@ -241,7 +241,7 @@ class Hooks:
         if unit.state is not UnitState.GATHERED:
             self._backward.forgo_unreached()
             if self._passes.leader is None and unit not in self._units_of.get(self._module, []):
-                self._backward.expect(unit, is_whole=False)
+                self._backward.expect(unit, may_be_whole=not self._pass.is_reentrant)
             self._passes.gather([unit], backward=True)
         self._backward.in_use.add(unit)
 

@@ -8,7 +8,6 @@ on their gradients, and on what was computed or copied from them. `as_subclass` 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
@@ -128,16 +127,16 @@ def on_part(
             _refuse_draw(func, (*args, *kwargs.values()))
         if (
             kind is Kind.MIX
-            or (kind is ELEMENT and _meets_another_shape((*args, *kwargs.values()) if kwargs else args))
+            or (kind is ELEMENT and _meets_another_part((*args, *kwargs.values()) if kwargs else args))
             or (kind is Kind.INDEX and not _keeps_places(args))
-            or (kind is Kind.MOVE and name_of(func) in PARTS and _whole_of(args[0] if args else None))
+            or (kind is Kind.MOVE and name_of(func) in PARTS and _whole_of(_first(args, kwargs)))
         ):
             _refuse(part, func, (*args, *kwargs.values()))
         result = func(*args, **kwargs)
         if kind is ELEMENT or kind is Kind.INDEX:
             _mark_written(part, args, kwargs, result)
         is_type_of = kind is Kind.SAME and args and type(args[0]) is torch.Tensor
-        if is_type_of or result is next(chain(args, kwargs.values()), None):  # plain, of its type; in place
+        if is_type_of or result is _first(args, kwargs):  # plain, of its type; in place
             return result
         keeps = kind is ELEMENT or kind is Kind.SAME
         if not isinstance(result, torch.Tensor):
@@ -153,10 +152,21 @@ def on_part(
         if kind is Kind.COPY and not result.requires_grad:
             return result.as_subclass(torch.Tensor)
         marked = _marked(part, result, args if keeps else ())
-        of = _whole_of(args[0]) if kind is Kind.MOVE and args else None
+        of = _moved_of(func, _first(args, kwargs)) if kind is Kind.MOVE else None
         if of is not None:
             setattr(marked, _FLAT_OF, of)
         return marked
+
+
+def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _moved_of(func: Callable[..., Any], moved: Any) -> ShardOf | None:
+    """The parameter of what is moved. Several that are joined lie behind each other, whole parts between."""
+    if isinstance(moved, list | tuple):
+        moved = moved[0] if len(moved) == 1 or name_of(func) == "stack" else None
+    return _whole_of(moved)
 
 
 def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
@@ -173,7 +183,7 @@ def _refuse_draw(func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
 
 def _refuse(part: type[ShardValues], func: Callable[..., Any], values: tuple[Any, ...]) -> NoReturn:
     shards = [value for value in values if hasattr(value, "shard_of")]
-    if kind_of(func) is ELEMENT and len({shard.shape for shard in shards}) > 1:
+    if kind_of(func) is ELEMENT and len({(shard.shape, shard.shard_of.start) for shard in shards}) > 1:
         raise UserError(
             f"{name_of(func)} of shards that cover other parts of their parameters",
             where=" and ".join(dict.fromkeys(shard.shard_of.name for shard in shards)),
@@ -209,22 +219,33 @@ def _mark_written(
     written = kwargs.get("out")
     if written is None and args and (result is None or result is args[0]):
         written = args[0]
-    for each in written if isinstance(written, list | tuple) else (written,):
+    are_several = isinstance(written, list | tuple)
+    for place, each in enumerate(written if are_several else (written,)):
         if type(each) is torch.Tensor and not each.requires_grad:
             each.__class__ = part  # type: ignore[assignment]
+            sources = [by[place] if are_several and isinstance(by, list | tuple) else by for by in args]
+            for of in (_whole_of(by) for by in sources if getattr(by, "shape", None) == each.shape):
+                if of is not None:
+                    setattr(each, _FLAT_OF, of)
 
 
-def _meets_another_shape(values: tuple[Any, ...]) -> bool:
-    """Whether tensors differ in shape, but for single numbers that are no part: one is an activation."""
-    shape = None
+def _meets_another_part(values: tuple[Any, ...]) -> bool:
+    """Whether tensors differ in shape, but for single numbers that are no part: one is an activation. Or
+    whether parts begin at other elements of their parameters.
+    """
+    shape = start = None
     for value in values:
         if isinstance(value, torch.Tensor):
             own = value.shape
-            if own == shape or (value.numel() == 1 and not isinstance(value, ShardValues)):
-                continue
-            if shape is not None:
-                return True
-            shape = own
+            if own != shape and (value.numel() != 1 or isinstance(value, ShardValues)):
+                if shape is not None:
+                    return True
+                shape = own
+            of = getattr(value, "shard_of", None)
+            if of is not None and of.start != of.stop:
+                if start is not None and start != of.start:
+                    return True
+                start = of.start
     return False
 
 

@@ -19,6 +19,7 @@ from lowband.errors import UserError
 
 # What holds all shards of a unit, by their storage.
 _masters: WeakValueDictionary[int, object] = WeakValueDictionary()
+_DETACH = (torch.Tensor.detach, torch.detach)
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
@@ -56,9 +57,12 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
 
     collectives: Collectives
     on_disk: Lies | None = None
+    _given: WeakValueDictionary[int, torch.Tensor] | None = None  # what `.data` and `detach` gave, by id
+    _was_set = False
 
     def set_data(self, values: torch.Tensor) -> None:
-        """Copy the values, as running averages swap them in and out.
+        """Copy the values, as running averages swap them in and out. What `.data` and `detach` gave before
+        keeps the values that it has, in memory of its own.
 
         Of another type or device they take the shard out of its unit, whose next forward refuses it. Raises
         UserError for another shape, or for a view, because later changes of what it is a view of would be
@@ -76,7 +80,8 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
         refuse_absent([self, values])
         with torch._C.DisableTorchFunctionSubclass():
             mine, theirs = self.untyped_storage(), values.untyped_storage()
-            if (mine._cdata, self.storage_offset()) == (theirs._cdata, values.storage_offset()):
+            is_mine = (mine._cdata, self.storage_offset()) == (theirs._cdata, values.storage_offset())
+            if is_mine and (not self._was_set or values is (self._given or {}).get(id(values))):
                 return
             if theirs.nbytes() > values.nbytes or theirs._cdata in _masters:
                 raise UserError(
@@ -84,7 +89,20 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
                     where=self.shard_of.name,
                     allowed="p.data.copy_(values); a clone of them",
                 )
-            torch.Tensor.detach(self).copy_(values.detach())
+            self._was_set = True
+            own = torch.Tensor.detach(self)
+            self._keep_given(own)
+            own.copy_(values.detach())
+
+    def _keep_given(self, own: torch.Tensor) -> None:
+        """Before the memory `own` gets other values: what was given of it keeps the present ones."""
+        kept = None
+        for given in list((self._given or {}).values()):
+            given._fix_weakref()
+            if given.untyped_storage()._cdata == own.untyped_storage()._cdata:
+                kept = own.clone() if kept is None else kept
+                torch.Tensor.data.__set__(given, kept)
+        self._given = None
 
     @classmethod
     def __torch_function__(
@@ -96,7 +114,13 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
                 allowed="loss.backward(), then p.grad",
             )
         check_present(func, args, kwargs or {})
-        return on_part(ShardValues, func, args, kwargs or {})
+        result = on_part(ShardValues, func, args, kwargs or {})
+        if func in _DETACH:
+            shard = args[0] if args else kwargs["input"]
+            if shard._given is None:
+                shard._given = WeakValueDictionary()
+            shard._given[id(result)] = result
+        return result
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:  # torch does not ask __torch_function__
         raise UserError(

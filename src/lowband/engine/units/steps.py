@@ -49,6 +49,13 @@ def check_unmarked(shards: Sequence[nn.Parameter]) -> None:
             raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
 
 
+def are_taken(shards: Sequence[nn.Parameter]) -> bool:
+    """Whether a step of lowband.Matrices has taken the gradients of some, while others have theirs."""
+    with_gradient = [shard.grad is not None for shard in shards if not hasattr(shard, _WHOLE)]
+    without = [shard.grad is None for shard in shards if hasattr(shard, _WHOLE)]
+    return any(with_gradient) and any(without)
+
+
 def mark_whole(shards: Sequence[nn.Parameter]) -> None:
     """Mark shards that a lowband.Matrices updates."""
     for shard in shards:
