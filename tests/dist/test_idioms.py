@@ -622,7 +622,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     first_values_of_a_flat_copy: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_a_view_from_before: "layers.0.0.weight: .data of a shard was set to a view",
     rows_by_keyword: "layers.0.0.weight: narrow of a shard covers this rank's part only",
-    rows_of_a_stack: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
+    rows_of_a_stack: "layers.0.0.weight: __getitem__ of a shard's gradient covers this rank's part only",
     first_values_of_a_copied_shard: "layers.0.0.weight: __getitem__ of a shard covers this rank's part only",
     data_of_another_shape: "layers.0.0.weight: .data of a shard was set to a tensor of shape [3, 7]",
     tied_through_data: "layers.1.0.weight: .data of a shard was set to a view (allowed: p.data.copy_(values)",

@@ -243,6 +243,29 @@ def _alone(
     return model, optimizer, lowband.Quorum(model, optimizer, store or dist.HashStore(), 0, begins, **options)
 
 
+def _asked_for_more() -> list[dict[str, torch.Tensor]]:
+    """The weights behind an exchange, behind a second one at once, and behind one of weights that moved."""
+    model, optimizer, quorum = _alone()
+    found = []
+    for weights_move in (True, False, True):
+        if weights_move:
+            model(batch(0, 0, 0)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            lowband.sync_replicas(model)
+        found.append(lowband.full_state_dict(model))
+    quorum.leave()
+    return found
+
+
+def test_replicas_that_agree_are_not_moved_on() -> None:
+    """By the outer momentum, where `sync_replicas` is called behind a period's end."""
+    [(exchanged, again, moved)] = on_ranks(1, _asked_for_more)
+    assert all(torch.equal(again[name], value) for name, value in exchanged.items())
+    assert not all(torch.equal(moved[name], value) for name, value in exchanged.items())
+
+
 def _misused(folder: Path) -> list[str]:
     said = []
 

@@ -170,15 +170,17 @@ class Quorum:
             for number in record.asking:
                 self._handover.give(number, self.steps, record)
 
-    def _exchange(self, anchors: Sequence[Anchor], mix: float) -> None:
-        """Exchange with the replicas that are there.
+    def _exchange(self, anchors: Sequence[Anchor], mix: float, is_asked: bool) -> None:
+        """Exchange with the replicas that are there. is_asked: by `sync_replicas`, not at a period's end: an
+        outer momentum does not move on what no replica has moved.
 
         Raises UserError if they have given up on this one. It cannot be given their state here, in the midst
         of its own step.
         """
         self._give_state()
         self._meeting.everyone(None)  # a replica is here when all its ranks are
-        units, run = " ".join(anchor.unit.name for anchor in anchors), as_here(self._engine.device)
+        units = " ".join([*(anchor.unit.name for anchor in anchors), *(["asked"] if is_asked else [])])
+        run = as_here(self._engine.device)
         for _ in range(MOST_ATTEMPTS):
             key, record = self._voice.speak("meeting", Rounds.assemble, units)
             self._check_place(record.members)
@@ -194,8 +196,10 @@ class Quorum:
         else:
             raise RuntimeError(f"{MOST_ATTEMPTS} attempts at an exchange failed: {self._failure}")
         assert means is not None  # it is nowhere, if the exchange holds
-        for anchor, mean in zip(anchors, means, strict=True):
-            anchor.bring(mean)
+        moved = [not is_asked or bool(mean.any()) for mean in means]  # of this rank's pieces
+        steps = [any(of_ranks) for of_ranks in zip(*self._meeting.everyone(moved), strict=True)]
+        for anchor, mean, is_step in zip(anchors, means, steps, strict=True):
+            anchor.bring(mean, is_step)
         for anchor in anchors:
             anchor.finish(mix)
         self._record = record

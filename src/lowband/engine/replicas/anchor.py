@@ -51,9 +51,13 @@ class Anchor(Exchange):
         """How far the weights have moved from the anchor, 1D, of the piece, downhill."""
         return self.values - self.weights
 
-    def bring(self, mean: torch.Tensor) -> None:
-        """Have an exchange on its way that others have made. mean: of the replicas' `moved`; overwritten"""
-        self._outer_step(mean)
+    def bring(self, mean: torch.Tensor, is_step: bool) -> None:
+        """Have an exchange on its way that others have made.
+
+        mean: of the replicas' `moved`; overwritten. is_step: whether it is an outer step; else it is zero
+        """
+        if is_step:
+            self._outer_step(mean)
         self._update = mean
         self._hold(mean)
 

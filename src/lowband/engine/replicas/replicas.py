@@ -35,12 +35,13 @@ class Others(NamedTuple):
 
     before_step: called before each step of an optimizer
     after_step:  called when each parameter has been stepped, before the exchange that may follow
-    exchange:    exchanges these with them, given the part of its own weights that a replica keeps
+    exchange:    exchanges these with them, given the part of its own weights that a replica keeps, and
+                 whether to leave alone those that no replica has moved
     """
 
     before_step: Callable[[], None]
     after_step: Callable[[], None]
-    exchange: Callable[[Sequence[Any], float], None]
+    exchange: Callable[[Sequence[Any], float, bool], None]
 
 
 class Replicas:
@@ -207,7 +208,7 @@ class Replicas:
             self._arrive(self.exchanges)
             self.steps = 0
             if self.others is not None:
-                self.others.exchange(self.exchanges, 0.0)
+                self.others.exchange(self.exchanges, 0.0, True)
                 return
             moved = {name for of_rank in everyones(self._moved()) for name in of_rank}
             for each in self.exchanges:
@@ -226,7 +227,7 @@ class Replicas:
     def _exchange(self, exchanges: Sequence[Exchange], number: int) -> None:
         """Start and finish them."""
         if self.others is not None:
-            self.others.exchange(exchanges, self.sync.mix)
+            self.others.exchange(exchanges, self.sync.mix, False)
             return
         begun: deque[Exchange] = deque()
         for each in exchanges:
