@@ -2,15 +2,26 @@
 
 from typing import NamedTuple
 
+from tests.checkout import ROOT
+
 _BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 _COMPUTE = ["-n", "2", *_BESIDE, "-m", "not waits and not timed"]
 
-# Folders that take longest: each is a part, so that a cut costs one of them
+# Folders that take longest are parts of their own, so that a cut costs one of them; the longest, which takes
+# hours, by the first letters of its files.
 APART = ["tests/unit", "tests/dist", "tests/workflow", "tests/kernels", "tests/random", "tests/wide"]
+LONGEST, LETTERS = "tests/dist", ["a-b", "c", "d-g", "h-m", "n-p", "q-s", "t-z"]
 
 # part: arguments of pytest
 TESTS = {
-    **{folder: [*_COMPUTE, folder] for folder in APART},
+    **{folder: [*_COMPUTE, folder] for folder in APART if folder != LONGEST},
+    **{
+        f"{LONGEST} {letters}": [
+            *_COMPUTE,
+            *(f"{LONGEST}/{file.name}" for file in sorted((ROOT / LONGEST).glob(f"test_[{letters}]*.py"))),
+        ]
+        for letters in LETTERS
+    },
     "other folders": [*_COMPUTE, "tests", *(f"--ignore={folder}" for folder in APART)],
     "waits": ["-n", "2", *_BESIDE, "-m", "waits and not timed", "tests"],
     "timed": ["-n", "3", *_BESIDE, "-m", "timed", "tests"],

@@ -7,17 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.all import __main__ as everything
-from tests.all.parts import APART, CAMPAIGNS, TESTS, Campaign
+from tests.all.parts import APART, CAMPAIGNS, LETTERS, LONGEST, TESTS, Campaign
 from tests.checkout import ROOT
 from tests.junit import COMMAND
 
 
 def test_every_folder_of_tests_is_in_a_part() -> None:
     left = [argument.removeprefix("--ignore=") for argument in TESTS["other folders"] if "ignore" in argument]
-    assert left == APART and all(TESTS[part][-1] == part and (ROOT / part).is_dir() for part in APART)
+    assert left == APART and all((ROOT / part).is_dir() for part in APART)
+    assert all(TESTS[part][-1] == part for part in APART if part != LONGEST)
     assert {TESTS[part][TESTS[part].index("-m") + 1] for part in TESTS} == {
         "not waits and not timed", "waits and not timed", "timed",
     }  # fmt: skip
+
+
+def test_every_file_of_the_longest_folder_is_in_one_part() -> None:
+    of_parts = [file for letters in LETTERS for file in TESTS[f"{LONGEST} {letters}"] if file.endswith(".py")]
+    assert of_parts == [str(file.relative_to(ROOT)) for file in sorted((ROOT / LONGEST).glob("test_*.py"))]
 
 
 def test_pytest_knows_the_options_of_all_parts() -> None:
