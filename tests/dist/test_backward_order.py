@@ -64,14 +64,14 @@ class Gated(nn.Module):
         self.up, self.gate = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: torch.Tensor, leaves_out: str | None) -> torch.Tensor:
-        if leaves_out == "block":  # as stochastic depth does, inside of the block
+        if leaves_out == "inside":  # as stochastic depth does, inside of the block
             return x
         h = torch.tanh(self.up(x))
         return x + (h if leaves_out == "gate" else h * self.gate)
 
 
 class Tower(nn.Module):
-    """Rank 1 leaves out some blocks, or their gates."""
+    """Rank 1 leaves out some blocks' gates, all that is inside of them, or their calls."""
 
     def __init__(self, what: str, where: tuple[int, ...]) -> None:
         super().__init__()
@@ -82,7 +82,9 @@ class Tower(nn.Module):
     def forward(self, rank: int) -> torch.Tensor:
         x = self.first(torch.randn(3, 4, generator=torch.Generator().manual_seed(rank)))
         for place, block in enumerate(self.blocks):
-            x = block(x, self.what if rank == 1 and place in self.where else None)
+            leaves_out = self.what if rank == 1 and place in self.where else None
+            if leaves_out != "call":
+                x = block(x, leaves_out)
         return x.square().mean()
 
 
@@ -93,11 +95,17 @@ def stepped(scheme: str, what: str, where: tuple[int, ...]) -> dict[str, torch.T
     return lowband.full_state_dict(model)
 
 
-LEFT_OUT = {"gate": [(3,)], "block": [(3,), (1, 2), (0, 1, 2, 3)]}
+SOME, ALL = (1, 2), (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("scheme", ["ddp", "zero2", "zero3"])
-@pytest.mark.parametrize(("what", "where"), [(what, where) for what in LEFT_OUT for where in LEFT_OUT[what]])
+@pytest.mark.parametrize(
+    ("scheme", "what", "where"),
+    [
+        *((scheme, "gate", (3,)) for scheme in ("ddp", "zero2", "zero3")),
+        *((scheme, "inside", where) for scheme in ("ddp", "zero2", "zero3") for where in ((3,), SOME, ALL)),
+        ("ddp", "call", SOME),
+    ],
+)
 def test_what_some_ranks_leave_out_in_units_before_others_is_averaged(
     scheme: str, what: str, where: tuple[int, ...]
 ) -> None:

@@ -83,7 +83,10 @@ class Backward:
         self._open[unit] += 1
 
     def expect(self, unit: Unit, may_be_whole: bool) -> None:
-        """Expect all gradients of a unit in the running graph task. may_be_whole: no other task has some"""
+        """Expect all gradients of a unit in the running graph task.
+
+        may_be_whole: whether that task, if the backward began in it, is known to be all of it
+        """
         task = torch._C._current_graph_task_id()
         unit.grads.expect_ready(task)
         if may_be_whole and task == self._task and unit.requires_grad:

@@ -163,7 +163,9 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _moved_of(func: Callable[..., Any], moved: Any) -> ShardOf | None:
-    """The parameter of what is moved. Several that are joined lie behind each other, whole parts between."""
+    """The parameter whose rows what is moved has not. Joined parts of several may be cut apart again, as by
+    `vector_to_parameters`.
+    """
     if isinstance(moved, list | tuple):
         moved = moved[0] if len(moved) == 1 or name_of(func) == "stack" else None
     return _whole_of(moved)
