@@ -1,5 +1,7 @@
 """Reductions begin while a backward still computes, whether or not there are frozen units or buckets."""
 
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -66,18 +68,43 @@ class Gated(nn.Module):
     def forward(self, x: torch.Tensor, leaves_out: str | None) -> torch.Tensor:
         if leaves_out == "inside":  # as stochastic depth does, inside of the block
             return x
-        h = torch.tanh(self.up(x))
+        h = x if leaves_out == "function" else self.hidden(x)
         return x + (h if leaves_out == "gate" else h * self.gate)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.up(x))
+
+
+class Within(torch.autograd.Function):
+    """A backward within its own, as those of equilibrium and of reversible layers."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = function(ctx.x)
+        return ctx.y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        torch.autograd.backward(ctx.y, grad)
+        return None, ctx.x.grad
+
+
+class ByFunction(Gated):
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return Within.apply(super().hidden, x)  # type: ignore[no-any-return]
 
 
 class Tower(nn.Module):
-    """Rank 1 leaves out some blocks' gates, all that is inside of them, or their calls."""
+    """Rank 1 leaves out some blocks' gates, all that is inside of them, their functions, or their calls."""
 
     def __init__(self, what: str, where: tuple[int, ...]) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.what, self.where, self.first = what, where, nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(Gated() for _ in range(4))
+        kind = ByFunction if what == "function" else Gated
+        self.blocks = nn.ModuleList(kind() for _ in range(4))
 
     def forward(self, rank: int) -> torch.Tensor:
         x = self.first(torch.randn(3, 4, generator=torch.Generator().manual_seed(rank)))
@@ -89,7 +116,8 @@ class Tower(nn.Module):
 
 
 def stepped(scheme: str, what: str, where: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    model = lowband.shard(Tower(what, where), scheme, lowband.Topology({}), Gated, torch.float32)
+    model = Tower(what, where)
+    lowband.shard(model, scheme, lowband.Topology({}), type(model.blocks[0]), torch.float32)
     model(dist.get_rank()).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     return lowband.full_state_dict(model)
@@ -102,7 +130,12 @@ SOME, ALL = (1, 2), (0, 1, 2, 3)
     ("scheme", "what", "where"),
     [
         *((scheme, "gate", (3,)) for scheme in ("ddp", "zero2", "zero3")),
-        *((scheme, "inside", where) for scheme in ("ddp", "zero2", "zero3") for where in ((3,), SOME, ALL)),
+        *(
+            (scheme, what, where)
+            for scheme in ("ddp", "zero2", "zero3")
+            for what in ("inside", "function")
+            for where in ((3,), SOME, ALL)
+        ),
         ("ddp", "call", SOME),
     ],
 )

@@ -1,5 +1,6 @@
 """Checkpoints of pipelines: saved by one division of the ranks and read by another one."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,40 @@ def test_safetensors_have_the_whole_model(tmp_path: Path, schedule: str, spec: M
     again = lowband.Safetensors(tmp_path)
     with again.flat("blocks.3.mlp.up.bias", torch.Size([4 * MODEL.hidden])) as flat:
         assert torch.equal(flat[0:8], expected["blocks.3.mlp.up.bias"][:8])
+
+
+class Biased(torch.nn.Module):
+    """A head with the embedding's weight alone, and a buffer, as BART's."""
+
+    def __init__(self, embed: torch.nn.Embedding) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(*embed.weight.T.shape, bias=False)
+        self.out.weight = embed.weight
+        self.register_buffer("final_logits_bias", torch.arange(float(len(embed.weight))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) + self.final_logits_bias
+
+
+def exported_with_buffers(folder: Path, layers: list[int]) -> set[str]:
+    embed = torch.nn.Embedding(11, 8)
+    modules = [embed, torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), Biased(embed)]
+    topology = lowband.Topology({}, lowband.Axes(pipeline=2))
+    pipe = lowband.Pipeline(modules, torch.nn.functional.cross_entropy, "zero3", topology, 1, layers=layers)
+    lowband.save_safetensors(pipe, folder)
+    return set(lowband.full_state_dict(pipe))
+
+
+@pytest.mark.parametrize("layers", [[2, 2], [3, 1]])
+def test_safetensors_have_the_buffers_of_a_stage_without_parameters_of_its_own(
+    tmp_path: Path, layers: list[int]
+) -> None:
+    first, second = on_ranks(2, exported_with_buffers, tmp_path, layers)
+    found = {name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
+    assert found == (first | second) - {"3.out.weight"}  # of two names the first
+    assert "3.final_logits_bias" in found
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == found
 
 
 def differing(folder: Path) -> str:

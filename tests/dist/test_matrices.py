@@ -224,15 +224,22 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
-def selected_of_stages(is_tied: bool) -> list[str]:
+def selected_of_stages(
+    is_tied: bool,
+    inner: dict[str, int] | None = None,
+    degree: int | None = None,
+    layers: list[int] | None = None,
+) -> list[str]:
+    """degree: of the pipeline; default: all ranks"""
     embed, head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
     if is_tied:
         head.weight = embed.weight
-    topology = lowband.Topology({}, lowband.Axes(pipeline=torch.distributed.get_world_size()))
+    degree = torch.distributed.get_world_size() if degree is None else degree
+    topology = lowband.Topology(inner or {}, lowband.Axes(pipeline=degree))
     pipeline = lowband.Pipeline(
         [embed, Residual(), Residual(), head],
         lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
-        "zero3", topology, 1, compute_dtype=torch.float32,
+        "zero3", topology, 1, layers=layers, compute_dtype=torch.float32,
     )  # fmt: skip
     matrices = lowband.Matrices(pipeline)
     muon, others = torch.optim.Muon(matrices.parameters(), lr=0.1), matrices.others()
@@ -253,6 +260,20 @@ def test_embedding_and_head_of_a_pipeline_are_no_matrices(ranks: int, is_tied: b
     """With 4 stages two ranks have no others."""
     found = on_ranks(ranks, selected_of_stages, is_tied)
     assert [name for names in found for name in names] == ["1.inner.weight", "2.inner.weight"]
+
+
+def meeting_after_matrices(layers: list[int]) -> int:
+    """A sum over all ranks in a group that is made later. layers: of each of two stages"""
+    selected_of_stages(False, {"package": 2, "node": 4}, 2, layers)
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total, group=torch.distributed.new_group())
+    return int(total)
+
+
+@pytest.mark.parametrize("layers", [[1, 3], [3, 1]])
+def test_a_stage_without_matrices_makes_the_groups_of_the_others(layers: list[int]) -> None:
+    """Data ranks, four of each stage, lie along two hops, which for matrices are one ring."""
+    assert on_ranks(8, meeting_after_matrices, layers) == [8] * 8
 
 
 def load_in_between(step: int, model: nn.Module, matrices: lowband.Matrices) -> None:

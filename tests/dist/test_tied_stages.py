@@ -229,6 +229,21 @@ def test_copies_stay_equal_on_quantized_wires_and_between_replicas(scheme: str) 
     assert torch.equal(first["1.norm.weight"], second["2.norm.weight"])
 
 
+def streamed() -> dict[str, torch.Tensor]:
+    modules = chain(3)
+    modules[2].norm = modules[1].norm  # one unit more on the first stage, before its copy of the embedding
+    topology = lowband.Topology({"node": 1}, Axes(pipeline=2))
+    sync = {"beyond": "node", "every": 2, "fragments": 2}
+    scheme = Scheme(name="streamed", weights="node", grads="node", optim="node", sync=sync)
+    pipe = lowband.Pipeline(modules, loss_of, scheme, topology, 2, layers=[3, 2], compute_dtype=torch.float32)
+    return train(pipe, topology.along("data").place, 2, steps=5).state
+
+
+def test_copies_are_exchanged_at_once_in_whichever_fragment_their_places_are() -> None:
+    first, _, second, _ = on_ranks(4, streamed)
+    assert torch.equal(first["0.weight"], second["4.out.weight"])
+
+
 def differing(how: str) -> str:
     torch.set_num_threads(1)
     if how == "values":

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lowband.engine.passes.engine import engine_of
+from lowband.engine.passes.engine import Engine, engine_of
 from lowband.engine.passes.whole import units_gathered
 from lowband.engine.transport.everyone import everyones, speaks_for_all
 from lowband.engine.transport.lane import outside_of_modes
@@ -112,18 +113,12 @@ def save_safetensors(
     stored = Counter(name for of_writer in of_writers for name in of_writer)
     if twice := [name for name, count in stored.items() if count > 1]:
         raise UserError(f"two tensors are named '{twice[0]}'", where="name_of", allowed="a name for each")
-    weight_map, failures = dict[str, str](), list[UserError]()
-    size, files_of = 0, everyones(len(units) if is_writer else 0)
+    weight_map, failures, size = dict[str, str](), list[UserError](), 0
+    has_buffers_alone = bool(is_writer and buffers and not units)  # a stage that has only others' parameters
+    files_of = everyones(len(units) + has_buffers_alone if is_writer else 0)
     files, before = sum(files_of), sum(files_of[: engine.axis.rank])
-    i = 0
-    for parameters in units_gathered(engine):
-        tensors = {
-            names[id(shard)]: whole.to("cpu", dtype, copy=True)
-            for shard, whole in (parameters if is_writer else ())
-            if id(shard) in names
-        }
-        if not tensors:
-            continue
+    parts = _by_unit(engine, names if is_writer else {}, dtype)
+    for i, tensors in enumerate(chain(parts, [{}] if has_buffers_alone else [])):
         path = folder / (SINGLE if files == 1 else f"model-{before + i + 1:05d}-of-{files:05d}.safetensors")
         if not failures:  # else it only takes the other units, which every rank must
             with _noting(failures, path):
@@ -133,7 +128,6 @@ def save_safetensors(
                 _save(tensors, path)
                 weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
-        i += 1
     written = everyones((size, weight_map, failures))
     failures = [failure for _, _, of_writer in written for failure in of_writer]
     if speaks_for_all() and files > 1 and not failures:  # last: without it the folder is no checkpoint
@@ -145,6 +139,18 @@ def save_safetensors(
         for name in set(weight_map.values()):
             (folder / name).unlink(missing_ok=True)
         raise failures[0]
+
+
+def _by_unit(engine: Engine, names: dict[int, str], dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+    """Whole parameters, copied, of each unit that has any of these shards. names: by the shards' ids"""
+    for parameters in units_gathered(engine):
+        tensors = {
+            names[id(shard)]: whole.to("cpu", dtype, copy=True)
+            for shard, whole in parameters
+            if id(shard) in names
+        }
+        if tensors:
+            yield tensors
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:

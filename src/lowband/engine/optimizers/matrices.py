@@ -102,6 +102,8 @@ class Matrices:
         mark_whole(shards)
         deal(found, costs)
         by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
+        if self._engine.pipeline is not None:  # every stage makes the ring, whether or not it has matrices
+            self._engine.axis.ring(SELF, _level(self._engine.units[0], over))
         self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))
         self._owned = [matrix.whole for matrix in found if matrix.is_owned] or [idle]

@@ -94,9 +94,11 @@ class Backward:
 
     def forgo_unreached(self) -> None:
         """Before more weights are gathered, see [Note: order]."""
+        if torch._C._current_graph_task_id() != self._task:
+            return
         begun, self._begun = self._begun, []
         for unit in begun:
-            unit.grads.forgo_unreached(torch._C._current_graph_task_id())
+            unit.grads.forgo_unreached()
 
     def end_call(self, unit: Unit) -> bool:
         """Whether no other call of the unit is open. In f(f(x)) the inner call's backward has begun by now.

@@ -62,10 +62,10 @@ class Replicas:
         levels = units[0].levels
         self.count = levels.world // levels.size(sync.beyond)
         self.cycle = sync.every * sync.turns(self.count)
-        self._fragments = [
-            [each for unit, each in enumerate(self.exchanges) if sync.fragment_of(unit) == fragment]
-            for fragment in range(sync.fragments)
-        ]
+        self._fragments: list[list[Exchange]] = [[] for _ in range(sync.fragments)]
+        for place, each in enumerate(self.exchanges):
+            # Stages have copies of a tied unit at other places, which all are exchanged after the same steps.
+            self._fragments[sync.fragment_of(0 if each.unit.tied is not None else place)].append(each)
         self.steps, self.is_new = 0, True
         self.others: Others | None = None
         self._open = {shard for each in self.exchanges for shard in each.unit.shards}  # not stepped yet

@@ -85,8 +85,9 @@ class Gradients:
         self.takes_reduced = False  # whether the optimizer takes gradients in the reduce dtype
         # What is called, if it is there, before new gradients are set, or added to those of the shards.
         self.before: Callable[[], Callable[[], None] | None] = lambda: None
-        self._missing: set[int] = set()  # places of leaves still without a gradient in this backward
-        self._ready_in: int | None = None  # the graph task in which the last gradient makes the unit ready
+        self._missing: set[int] = set()  # places of leaves still without a gradient in `_ready_in`
+        self._ready_in: int | None = None  # the graph task whose last gradient makes the unit ready
+        self._is_ready = False  # whether one has
         self._arrived_in: set[int] = set()  # graph tasks in which gradients have arrived in this backward
         self._sum: torch.Tensor | None = None  # 1D, the whole unit, fp32: over micro-batches, breadth-first
 
@@ -111,16 +112,20 @@ class Gradients:
             if grad is not None and grad.layout is not torch.strided:
                 gradients._refuse_sparse(place)
             missing = gradients._missing
-            if place in missing:
+            if place in missing and gradients._ready_in in (None, task):
                 missing.discard(place)
                 # See passes.hooks, [Note: late gradients].
                 if not missing and gradients._arrived_in == {gradients._ready_in}:
-                    gradients._ready()
+                    gradients._be_ready()
 
         for place, leaf in enumerate(self._leaves):
             if leaf.requires_grad:
                 leaf.register_hook(begins)
                 leaf.register_post_accumulate_grad_hook(partial(arrived, place))
+
+    def _be_ready(self) -> None:
+        self._is_ready = True
+        self._ready()
 
     def _refuse_sparse(self, place: int) -> NoReturn:
         raise UserError(
@@ -133,18 +138,22 @@ class Gradients:
         """Prepare for a backward that begins."""
         self._missing, self._ready_in = set(range(len(self._leaves))), None
         self._arrived_in.clear()
+        self._is_ready = False
 
     def expect_ready(self, graph_task: int) -> None:
         """Make the unit ready at its last gradient, provided that all arrive in this autograd graph task."""
         if self._arrived_in <= {graph_task}:
             self._ready_in = graph_task
 
-    def forgo_unreached(self, graph_task: int) -> None:
-        """Wait no longer for leaves that this graph task, which is the whole backward, does not reach."""
-        if self._missing and self._ready_in == graph_task and self._arrived_in <= {graph_task}:
-            self._missing = {place for place in self._missing if _is_reached(self._leaves[place])}
-            if not self._missing:
-                self._ready()
+    def forgo_unreached(self) -> None:
+        """Wait no longer for leaves that the running graph task, which is the whole backward but for those
+        inside of its functions, does not reach.
+        """
+        if self._is_ready or self._ready_in != torch._C._current_graph_task_id():
+            return
+        self._missing = {place for place in self._missing if _is_reached(self._leaves[place])}
+        if not self._missing:
+            self._be_ready()
 
     # ---- to the reduction
 
