@@ -2,7 +2,7 @@
 
 The cap is RLIMIT_DATA, which needs no rights: what the process may write to and no other shares, pages of
 files aside. A control group of an own is not there on every machine. Ranks are forked from a new interpreter:
-of one that has run other tests, they inherit memory that is free and under no cap.
+from one that has run other tests they would inherit free memory, which the cap does not count.
 """
 
 import ctypes

@@ -102,7 +102,7 @@ class Matrices:
         mark_whole(shards)
         deal(found, costs)
         by_unit = [(unit, [m for m in found if m.unit is unit]) for unit in self._engine.units]
-        if self._engine.pipeline is not None:  # every stage makes the ring, whether or not it has matrices
+        if self._engine.pipeline is not None:  # a stage may have no matrices, and every rank makes the groups
             self._engine.axis.ring(SELF, _level(self._engine.units[0], over))
         self._shares = [_Share(unit, matrices) for unit, matrices in by_unit if matrices]
         idle = nn.Parameter(torch.empty(0, 0, device=self._engine.device))
@@ -144,7 +144,7 @@ class _Share:
     """The matrices of one unit, and their way to the owners and back."""
 
     def __init__(self, unit: Unit, matrices: list[Matrix]) -> None:
-        """Every rank must do this at the same time, because it may create process groups."""
+        """Every rank with matrices of the unit must do this at once, because it may create process groups."""
         self.unit, self.matrices = unit, matrices
         ring = unit.collectives.axis.ring(SELF, matrices[0].level)
         self._bound: BoundHop | None = ring[0] if ring else None

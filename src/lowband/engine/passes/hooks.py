@@ -16,8 +16,9 @@ backward that the engine has not seen before.
 gets its gradient in pieces. So a unit is ready early only if all its gradients arrive in the graph task in
 which its owner's output received its gradient, or weights that it saved were used. The root may share
 parameters with any layer, so it is ready early only if no layer is checkpointed this way. Other units are
-dropped and reduced at the backward's end. Other functions that run a backward within their own, as reversible
-layers', are not known before: a unit with gradients from there is ready when the next unit's backward begins.
+dropped and reduced at the backward's end. Which other functions run a backward within their own, as those of
+reversible layers do, nobody can tell beforehand: a unit that has gradients from one is ready when the next
+unit's backward begins.
 
 [Note: compiler] torch.compile of a module runs `_call_impl`, and in it the hooks, as they are; it compiles
 the forward. So a block becomes a graph over its leaves, whether it is compiled before or after sharding, and

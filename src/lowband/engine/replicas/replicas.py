@@ -64,7 +64,7 @@ class Replicas:
         self.cycle = sync.every * sync.turns(self.count)
         self._fragments: list[list[Exchange]] = [[] for _ in range(sync.fragments)]
         for place, each in enumerate(self.exchanges):
-            # Stages have copies of a tied unit at other places, which all are exchanged after the same steps.
+            # A tied unit has other places on other stages, and all of its copies meet after the same steps.
             self._fragments[sync.fragment_of(0 if each.unit.tied is not None else place)].append(each)
         self.steps, self.is_new = 0, True
         self.others: Others | None = None
