@@ -3,19 +3,24 @@
 import os
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from checkpoints import everything
 from peer_checkpoints import LAST, SAVED, Block, Net, batch, groups, mean_loss, train_deepspeed, train_fsdp2
+from test_tiers import placed
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import lowband
 from lowband.engine.checkpoint.peer_checkpoint import _stored
 from lowband.run.on_ranks import on_ranks
 from lowband.trainers import deepspeed as peer
+from tests.refused import refusal
 
 PEERS = {"fsdp2": None, "zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -113,6 +118,93 @@ def test_weights_alone(saved) -> None:
     loaded, step = on_ranks(2, weights_alone, folder)[0]
     assert step == SAVED
     assert all(torch.equal(loaded[key], weights[key]) for key in loaded)
+
+
+def save_beside(folder: Path, named: bool) -> list[float]:
+    """A plain module's checkpoint with more than model and optimizer; losses behind it.
+
+    named: whether states have their parameters' names
+    """
+    model = Net()
+    optimizer = torch.optim.AdamW(groups(model.parameters()))
+    losses = []
+    for step in range(1, LAST + 1):
+        loss = model(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+        if step == SAVED:
+            of_optimizer = get_state_dict(model, optimizer)[1] if named else optimizer.state_dict()
+            beside = {
+                "train": {"step": torch.tensor(step, dtype=torch.int32), "seen": 7, "mean": torch.ones(3)}
+            }
+            beside |= {"rng": torch.get_rng_state(), "other": Ran(folder / "ran")}
+            dcp.save({"model": model.state_dict(), "optimizer": of_optimizer, **beside}, checkpoint_id=folder)
+    return losses[SAVED:]
+
+
+def resume_with_warnings(folder: Path):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        extra, _, losses = resume(folder, "zero3")
+    return extra, losses, [str(each.message) for each in said if "left out" in str(each.message)]
+
+
+def test_what_was_saved_beside_is_returned_but_for_what_is_large_or_code(tmp_path: Path) -> None:
+    [losses] = on_ranks(1, save_beside, tmp_path, True)
+    (extra, ours, said), (_, _, silent) = on_ranks(2, resume_with_warnings, tmp_path)
+    assert ours == pytest.approx(losses, rel=2e-6)
+    assert (int(extra["train.step"]), extra["train.seen"]) == (SAVED, 7)
+    assert extra["rng"].dtype == torch.uint8
+    assert extra["rng"].ndim == 1
+    assert extra.keys() & {"train.mean", "other"} == set()
+    assert [line.split(": ", 1)[1] for line in said] == [
+        "tensors, and objects that need code to be read, are left out of what is returned: 2, as 'train.mean'"
+    ]
+    assert not silent
+    assert not (tmp_path / "ran").exists()
+
+
+def test_states_without_the_parameters_names_are_refused(tmp_path: Path) -> None:
+    on_ranks(1, save_beside, tmp_path, False)
+    for said in on_ranks(2, refused, tmp_path):
+        assert said == (
+            "FOLDER: has no optimizer's states under the parameters' names, as `get_state_dict` gives them "
+            "(allowed: optimizer=None for the weights alone)"
+        )
+    [(_, step)] = on_ranks(1, weights_alone_of_train, tmp_path)
+    assert step == SAVED
+
+
+def weights_alone_of_train(folder: Path) -> tuple[bool, int]:
+    model, _ = sharded()
+    extra = lowband.load_peer_checkpoint(folder, model)
+    return all(p.isfinite().all() for p in lowband.full_state_dict(model).values()), int(extra["train.step"])
+
+
+def resume_from_disk(folder: Path, tmp: Path) -> tuple[list[float], str]:
+    """Losses, and what a load without the optimizer says."""
+    scheme = placed("zero3", "disk")
+    model = lowband.shard(Net(seed=9), scheme, lowband.Topology({}), Block, torch.float32, disk=tmp)
+    optimizer = torch.optim.AdamW(groups(model.parameters()))
+    says = refusal(lambda: lowband.load_peer_checkpoint(folder, model))
+    lowband.load_peer_checkpoint(folder, model, optimizer)
+    losses = []
+    for step in range(SAVED + 1, LAST + 1):
+        loss = model(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(mean_loss(loss))
+    return losses, says
+
+
+def test_states_on_a_disk_are_filled(saved, tmp_path: Path) -> None:
+    folder, _, losses = saved("fsdp2")
+    for ours, says in on_ranks(2, resume_from_disk, folder, tmp_path):
+        assert ours == pytest.approx(losses, rel=2e-6)
+        assert says.startswith("load_peer_checkpoint: states are on a disk, with the weights, between")
 
 
 # ---- what is refused, in one line, and changes nothing

@@ -2,9 +2,12 @@
 
 import pytest
 
+from lowband.predict.footprint import memory_items, peak_bytes
+from lowband.predict.workload import workload_of
 from lowband.preflight import verdicts
 from lowband.preflight.facts import RankFacts
-from lowband.preflight.links import LevelRate, PairRate
+from lowband.preflight.links import LevelRate, PairRate, _rounds
+from lowband.preflight.main import _devices
 from lowband.preflight.probes import FILE_BYTES, Clock, Files
 from lowband.spec.machine import Storage
 from lowband.spec.mesh import Levels
@@ -67,6 +70,27 @@ def test_devices() -> None:
     assert wrong(*verdicts.devices(changed(6, free_bytes=40 * GIB), 64, 50 * GIB)) == [
         "40.00 GiB free on d (rank 6)"
     ]
+
+
+def test_a_run_that_rehearse_says_to_fit_fits() -> None:
+    """Breadth-first no gradients are kept between passes."""
+    spec = next(
+        spec for spec in CONFIG.runs(["frontier"]) if spec.order == "breadth" and spec.accumulation > 1
+    )
+    job = workload_of(spec)
+    peak = int(peak_bytes(memory_items(job), job.keeps_grads))
+    assert not wrong(*_devices(spec, [facts(rank, free_bytes=peak + 1) for rank in range(8)]))
+    assert wrong(*_devices(spec, [facts(rank, free_bytes=peak - 1) for rank in range(8)]))
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_neighbours_meet_once_and_nobody_two_at_a_time(count: int) -> None:
+    rounds = _rounds(count)
+    for pairs in rounds:
+        busy = [place for pair in pairs for place in pair]
+        assert len(busy) == len({*busy})
+    met = sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs)
+    assert met == sorted({tuple(sorted((place, (place + 1) % count))) for place in range(count)})
 
 
 def test_a_slow_node_is_told_from_its_partners() -> None:

@@ -45,6 +45,18 @@ def test_peers_are_predicted_with_their_stack() -> None:
     assert theirs[0].step_s == pytest.approx(grid.records()[0]["step_time_s"])
 
 
+def test_a_checkpoint_is_divided_over_all_ranks_whatever_their_axes() -> None:
+    """But for padding, and for the root, which the first stage has."""
+    alone = rehearse([FRONTIER[0].model_copy(update={"ranks": 384, "scheme": CONFIG.scheme("zero3")})], JOB)[
+        0
+    ]
+    for axes in ({"tensor": 8}, {"pipeline": 4}, {"tensor": 4, "pipeline": 2}):
+        spec = FRONTIER[0].model_copy(update={"ranks": 384, "scheme": CONFIG.scheme("zero3"), **axes})
+        [row] = rehearse([spec], JOB)
+        assert row.checkpoint_s == pytest.approx(alone.checkpoint_s, rel=0.15)
+        assert row.resume_s == pytest.approx(alone.resume_s, rel=0.15)
+
+
 def test_a_run_without_overlap_is_predicted_without() -> None:
     same = {"accumulation": 4, "collectives": "flat"}
     times = [

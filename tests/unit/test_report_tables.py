@@ -3,16 +3,18 @@
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from report_runs import write_run
+from report_runs import smoke_specs, write_failure, write_run
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import tables_of_runs, write_table
 from lowband.evidence.tables.collect import collect
-from lowband.evidence.tables.derived import communication
+from lowband.evidence.tables.derived import box_hops, communication
 from lowband.evidence.tables.points import POINT
 from lowband.spec.csv_tables import read_table
-from tests.checkout import CONFIG
+from lowband.spec.records import Outcome
+from tests.checkout import CONFIG, REFERENCE
 
 TOKENS = 8 * 64  # per step of the smoke suite: global batch x sequence
 
@@ -55,12 +57,67 @@ def test_bytes_have_the_rate_of_their_link(tables: Path) -> None:
     assert set(df["rates_of"]) == {"frontier"}
     rates = df.groupby("level")["link_bytes_per_s"].unique().map(list).to_dict()
     assert rates == {"package": [200e9], "node": [50e9], "world": [12.5e9]}
-    box = communication.build(df[[*BYTES]].assign(cluster="frontier-box"))
+    runs = read_table(tables / "runs.csv")
+    box = communication.build(df[[*BYTES]].assign(cluster="frontier-box"), runs)
     assert set(box["rates_of"]) == {"frontier-box"}
     assert box["link_bytes_per_s"].tolist() == [rate / 160_000 for rate in df["link_bytes_per_s"]]
-    nowhere = communication.build(df[[*BYTES]].assign(level="rack"))
+    nowhere = communication.build(df[[*BYTES]].assign(level="rack"), runs)
     assert nowhere["link_bytes_per_s"].isna().all()
     assert len(nowhere)
+
+
+def test_bytes_have_the_rate_of_the_link_that_their_run_had() -> None:
+    """An eighth and a half of the machine's, over its outermost level."""
+    of_suite = "suite == 'box-dgx2'"
+    sent, runs = (read_table(REFERENCE / "box" / f"{name}.csv").query(of_suite) for name in ("bytes", "runs"))
+    df = communication.build(sent, runs)
+    rates = df.groupby(["level", "condition"])["link_bytes_per_s"].unique().map(list)
+    whole = CONFIG.machine("box-dgx2").link("world").gigabytes_per_s * 1e9 / 320_000
+    assert rates["world"].tolist() == [[whole / 8], [whole / 2]]
+    assert len({rate for [rate] in rates["node"]}) == 1
+
+
+def test_bytes_between_nodes_are_those_of_one_repeat() -> None:
+    of_suite = "suite == 'box-hops'"
+    runs, sent = (read_table(REFERENCE / "box" / f"{name}.csv").query(of_suite) for name in ("runs", "bytes"))
+    again = [df.assign(run_id=df["run_id"] + " again", repeat=2) for df in (runs, sent)]
+    once = box_hops.build(runs, sent)
+    twice = box_hops.build(pd.concat([runs, again[0]]), pd.concat([sent, again[1]]))
+    assert len(once)
+    assert twice["between_nodes_bytes"].tolist() == once["between_nodes_bytes"].tolist()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("engine", ["lowband", "fsdp2"])
+def test_a_peer_is_compared_by_the_repeats_that_ended_ok(tmp_path: Path, engine: str, lost: int) -> None:
+    late = Outcome(status="timeout", cause="the run took longer than its time_limit_s", steps=3)
+    wanted = {"ranks": 4, "compute_dtype": "fp32"}
+    specs = [
+        spec
+        for spec in CONFIG.runs(["peers"])
+        if spec.engine in ("lowband", "fsdp2") and spec.scheme.name == "zero3" and spec.repeat <= 2
+        if all(getattr(spec, key) == value for key, value in wanted.items())
+    ]
+    assert len(specs) == 4
+    runs = [
+        write_failure(tmp_path, spec, late)
+        if (spec.engine, spec.repeat) == (engine, lost)
+        else write_run(tmp_path, spec, 1.0, 2.0)
+        for spec in specs
+    ]
+    collect(runs, tmp_path)
+    write_table("peers", tmp_path)
+    [row] = read_table(tmp_path / "peers.csv").to_dict("records")
+    assert (row["peer"], row["status"], row["step_time_ratio"]) == ("fsdp2", "ok", 1)
+    assert pd.isna(row["cause"])
+
+
+def test_a_run_is_collected_once(tmp_path: Path) -> None:
+    first, again = (write_run(tmp_path / name, smoke_specs()[0], 1.0, 2.0) for name in "ab")
+    with pytest.raises(UserError) as error:
+        collect([first, again], tmp_path / "tables")
+    assert str(error.value).startswith(f"{again}: run {smoke_specs()[0].run_id} again (allowed: once")
+    assert not (tmp_path / "tables" / "runs.csv").exists()
 
 
 BYTES = [*POINT, "level", "collective", "wire", "counted_bytes", "closed_form_bytes", "difference_bytes"]

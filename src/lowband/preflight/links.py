@@ -67,20 +67,25 @@ def pair_rates(
     expected: bytes per second; sets the messages' size
     """
     [bound] = [bound for bound in axis.hops(SELF, WORLD) if bound.hop.level == level]
-    count, own = bound.hop.count, bound.coordinate
     nbytes = int(max(1, min(SECONDS / PROBE * expected, MOST_BYTES)))
     message = torch.ones(nbytes, dtype=torch.uint8, device=device)
     found = []
-    for first in (0, 1):  # pairs (0, 1), (2, 3), ..., then (1, 2), (3, 4), ..., and the last with the first
-        other = (own + 1) if own % 2 == first else (own - 1)
-        if count % 2 == 0 or first == 0:
-            other %= count
-        has_partner = 0 <= other < count and other != own and (count > 2 or first == 0)
-        partner = bound.hop.partners(axis.rank)[other] if has_partner else None
+    for pairs in _rounds(bound.hop.count):
+        others = [other for pair in pairs if bound.coordinate in pair for other in pair]
+        partner = next(
+            (bound.hop.partners(axis.rank)[other] for other in others if other != bound.coordinate), None
+        )
         took = _timed(partial(_swap, bound, partner, message), device, meeting)
         if partner is not None:
             found.append(PairRate(partner, nbytes / took))
     return found
+
+
+def _rounds(count: int) -> list[list[tuple[int, int]]]:
+    """Neighbours in a ring of so many, each once, in rounds in which nobody is in two pairs."""
+    ring = [(place, (place + 1) % count) for place in range(count if count > 2 else 1)]
+    even = count - count % 2
+    return [pairs for pairs in (ring[0:even:2], ring[1:even:2], ring[even:]) if pairs]
 
 
 def _gather(bound: BoundHop, mine: torch.Tensor, out: torch.Tensor, rounds: int) -> None:

@@ -112,7 +112,8 @@ def _as_rank(rank: Rank, spec: RunSpec, folder: Path, links: str, on: str) -> in
 def _devices(spec: RunSpec, facts: list[RankFacts]) -> list[Finding]:
     needed = None
     if spec.engine == "lowband":
-        needed = float(peak_bytes(memory_items(workload_of(spec)), spec.accumulation > 1))
+        job = workload_of(spec)
+        needed = float(peak_bytes(memory_items(job), job.keeps_grads))
     stated = spec.machine.device.memory_gib if spec.machine.box is None else None
     return verdicts.devices(facts, stated, needed)
 

@@ -14,8 +14,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from lowband.engine.checkpoint.rank_file import verify_rank_file, write_rank_fil
 from lowband.engine.checkpoint.restore import (
     check_none_waits,
     check_values,
+    in_memory,
     new_states,
     overwrite,
     ranges,
@@ -44,7 +43,6 @@ from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.meeting import Meeting, Tick
-from lowband.engine.units.turns import all_in_memory
 from lowband.errors import UserError
 
 
@@ -90,7 +88,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._wait_for_all()
-        with self._in_memory(module, optimizer, writes=False):
+        with in_memory(self._meeting, module, optimizer, writes=False):
             snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
             self._meeting.agree(lambda: self._owner.check(module))
             content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)
@@ -205,19 +203,10 @@ class Checkpointer:
     def _fill_in_memory(
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        with self._in_memory(module, optimizer, writes=True):
+        with in_memory(self._meeting, module, optimizer, writes=True):
             extra = self._fill(path, whole, module, optimizer)
         self._owner.has_loaded(path, module)
         return extra
-
-    @contextmanager
-    def _in_memory(self, module: nn.Module, optimizer: torch.optim.Optimizer, writes: bool) -> Iterator[None]:
-        """What lies on a disk, once all ranks could read theirs. writes: it may change"""
-        with ExitStack() as stack:
-            if disks := engine_of(module).on_disk():
-                present = all_in_memory(disks, optimizer, writes)
-                self._meeting.agree(lambda: stack.enter_context(present))
-            yield
 
     def _fill(
         self, path: Path, whole: Manifest, module: nn.Module, optimizer: torch.optim.Optimizer

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from lowband.engine.checkpoint.manifest import Number
-from lowband.engine.checkpoint.stored import Reader, Stored, load_plain, load_tensors
+from lowband.engine.checkpoint.stored import HasObjects, Reader, Stored, load_plain, load_tensors
+from lowband.engine.transport.everyone import warn
 from lowband.errors import UserError
 
 METADATA = ".metadata"
@@ -45,6 +46,7 @@ class DcpReader(Reader):
         self._tensors, self._places = found.state_dict_metadata, found.storage_data
         self._model = self._prefix(names)
         self._optimizer, self._states = self._find_states(set(names))
+        self.has_states = self._optimizer is not None
         self._groups = self._group_options()
 
     def tensor(self, name: str) -> Stored | None:
@@ -58,13 +60,30 @@ class DcpReader(Reader):
         return self._groups.get(name, {})
 
     def extra(self) -> dict[str, Any]:
+        """Of tensors only counts and random states: others may be as large as the model, on every rank."""
+        found, left = dict[str, Any](), []
+        for name, of in self._tensors.items():
+            if self._is_own(name):
+                continue
+            if isinstance(of, metadata.BytesStorageMetadata):
+                try:
+                    found[name] = self._object(name)
+                except HasObjects:
+                    left.append(name)
+            elif (count := prod(of.size)) == 1 or of.properties.dtype == torch.uint8:
+                found[name] = self._range(name, of, 0, count).reshape(tuple(of.size))
+            else:
+                left.append(name)
+        if left:
+            what = "tensors, and objects that need code to be read, are left out of what is returned"
+            warn(f"{self.folder}: {what}: {len(left)}, as '{left[0]}'")
+        return found
+
+    def _is_own(self, name: str) -> bool:
+        """Whether it is of the model or of the optimizer."""
         own = tuple(filter(None, (self._model, self._optimizer)))
-        return {
-            name: self._object(name)
-            for name, of in self._tensors.items()
-            if isinstance(of, metadata.BytesStorageMetadata) and not name.startswith(own or "\0")
-            and not (self._optimizer == "" and name.startswith(("state.", "param_groups.")))
-        }  # fmt: skip
+        of_bare = self._optimizer == "" and name.startswith(("state.", "param_groups."))
+        return name.startswith(own or "\0") or of_bare
 
     def _prefix(self, names: list[str]) -> str:
         first = names[0]

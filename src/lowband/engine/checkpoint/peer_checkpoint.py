@@ -15,7 +15,7 @@ from lowband.engine.checkpoint.deepspeed_reader import DeepSpeedReader, is_deeps
 from lowband.engine.checkpoint.fit import check_fit, check_replicas
 from lowband.engine.checkpoint.logical_tensors import Logical, buffers
 from lowband.engine.checkpoint.manifest import FORMAT, Group, Manifest, Number, Saved
-from lowband.engine.checkpoint.restore import check_none_waits, new_states, overwrite, ranges
+from lowband.engine.checkpoint.restore import check_none_waits, in_memory, new_states, overwrite, ranges
 from lowband.engine.checkpoint.stored import Reader, Stored, read_as_damaged
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
@@ -40,8 +40,9 @@ def load_peer_checkpoint(
                only the weights are read
 
     Weights are exactly those of the checkpoint (DeepSpeed's: of its fp32 copy), whatever ranks wrote it and
-    read it. Returns what was saved beside model and optimizer: counters, the client's state. Every rank must
-    call it. No code in a checkpoint is ever run, and DeepSpeed need not be installed.
+    read it. Returns what was saved beside model and optimizer: counters, random states, the client's state;
+    of other tensors, and of objects that only code reads, there is a warning. Every rank must call it. No
+    code in a checkpoint is ever run, and DeepSpeed need not be installed.
     Raises UserError on a topology with other axes than data, and for a checkpoint that is damaged, does not
     fit the module, or has an optimizer's states that are not Adam's. In that case nothing is changed, on any
     rank.
@@ -51,7 +52,7 @@ def load_peer_checkpoint(
     path = meeting.everyone(Path(folder))[0]
     used = torch.optim.SGD(module.parameters(), lr=0.0) if optimizer is None else optimizer
 
-    def check() -> tuple[Reader, Logical, Manifest]:
+    def check() -> tuple[Reader, Logical, Manifest, dict[str, Any]]:
         check_none_waits(module, "load_peer_checkpoint")
         if optimizer is not None and type(optimizer) not in ADAM:
             raise UserError(
@@ -65,11 +66,12 @@ def load_peer_checkpoint(
         with read_as_damaged(path):
             reader = _reader(path, list(here.shards))
             manifest = _manifest(reader, here, list(buffers(module)), has_optimizer=optimizer is not None)
+            extra = reader.extra()
         check_replicas(manifest, path, here)
         check_fit(manifest, path, here, {})
         if engine.replicas is not None:
             engine.replicas.check_alone("a checkpoint is loaded after it was made", "before lowband.Quorum")
-        return reader, here, manifest
+        return reader, here, manifest, extra
 
     def read(tick: Tick) -> dict[str, torch.Tensor]:
         values = {}
@@ -80,12 +82,16 @@ def load_peer_checkpoint(
             tick()
         return values
 
-    reader, here, manifest = meeting.agree(check)
-    values = meeting.together(f"reading {path}", read)
-    made = meeting.agree(lambda: new_states(manifest, here))
-    with torch.no_grad():
-        overwrite(manifest, values, made, here, {}, module, used, engine.device)
-    return reader.extra()
+    if optimizer is None and engine.on_disk():
+        what = "states are on a disk, with the weights, between an optimizer's steps"
+        raise UserError(what, where="load_peer_checkpoint", allowed="the optimizer, too")
+    with in_memory(meeting, module, used, writes=True):
+        reader, here, manifest, extra = meeting.agree(check)
+        values = meeting.together(f"reading {path}", read)
+        made = meeting.agree(lambda: new_states(manifest, here))
+        with torch.no_grad():
+            overwrite(manifest, values, made, here, {}, module, used, engine.device)
+    return extra
 
 
 def is_peers(folder: Path) -> bool:
@@ -105,6 +111,9 @@ def _reader(folder: Path, names: list[str]) -> Reader:
 
 def _manifest(reader: Reader, here: Logical, kept: list[str], has_optimizer: bool) -> Manifest:
     """The checkpoint as one of ours would have it. kept: the module's buffers, by name in a manifest"""
+    if has_optimizer and not reader.has_states:
+        what = "has no optimizer's states under the parameters' names, as `get_state_dict` gives them"
+        raise UserError(what, where=reader.folder, allowed="optimizer=None for the weights alone")
     tensors, numbers = {}, dict[str, Number]()
     for name, piece in here.parameters.items():
         tensors[f"model.{name}"] = _saved(_tensor(reader, name), piece.shape, True, name, reader.folder)

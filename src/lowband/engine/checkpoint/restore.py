@@ -1,5 +1,7 @@
 """Put a checkpoint's values in place, after all of them have been read and checked to fit."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from lowband.engine.checkpoint.manifest import Manifest, of_slice
 from lowband.engine.checkpoint.names import STEPS, state_of
 from lowband.engine.checkpoint.rank_file import read_range
 from lowband.engine.passes.engine import engine_of
-from lowband.engine.transport.meeting import Tick
+from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.engine.units.slice_of import SliceOf
+from lowband.engine.units.turns import all_in_memory
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 
@@ -34,6 +37,18 @@ class Wanted:
     start: int
     count: int
     slice: SliceOf | None = None
+
+
+@contextmanager
+def in_memory(
+    meeting: Meeting, module: nn.Module, optimizer: torch.optim.Optimizer, writes: bool
+) -> Iterator[None]:
+    """What lies on a disk, once all ranks could read theirs. writes: it may change"""
+    with ExitStack() as stack:
+        if disks := engine_of(module).on_disk():
+            present = all_in_memory(disks, optimizer, writes)
+            meeting.agree(lambda: stack.enter_context(present))
+        yield
 
 
 def check_none_waits(module: nn.Module, where: str) -> None:

@@ -28,9 +28,13 @@ class Stored:
 
 
 class Reader(ABC):
-    """One checkpoint of another program, by the module's names."""
+    """One checkpoint of another program, by the module's names.
+
+    has_states: whether it has an optimizer's states under names of parameters
+    """
 
     folder: Path
+    has_states = True
 
     @abstractmethod
     def tensor(self, name: str) -> Stored | None:
@@ -46,13 +50,17 @@ class Reader(ABC):
 
     @abstractmethod
     def extra(self) -> dict[str, Any]:
-        """What was saved beside model and optimizer."""
+        """What was saved beside model and optimizer, without large tensors and what only code reads."""
 
 
 def whole(value: torch.Tensor) -> Stored:
     """A tensor that has been read."""
     flat = value.detach().reshape(-1)
     return Stored(value.dtype, tuple(value.shape), lambda start, count: flat[start : start + count])
+
+
+class HasObjects(UserError):
+    """A file has objects that cannot be read without running code."""
 
 
 @contextmanager
@@ -87,7 +95,7 @@ def load_tensors(source: Path | BinaryIO, where: Path, inert: tuple[str, ...] = 
                 source, map_location="cpu", weights_only=True, mmap=True if isinstance(source, Path) else None
             )
     except pickle.UnpicklingError as error:
-        raise UserError(f"has other objects than tensors: {_cause(error)}", where=where) from None
+        raise HasObjects(f"has other objects than tensors: {_cause(error)}", where=where) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=where) from None
     except (RuntimeError, ValueError, KeyError, EOFError, TypeError, AssertionError) as error:

@@ -53,5 +53,5 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
 
 
 def factor_of(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """By which gradients of this norm are multiplied, fp32 scalar."""
-    return torch.where(norm > max_norm, max_norm / norm, 1.0).float()
+    """By which gradients of this norm are multiplied, fp32 scalar; not a number if the norm is none."""
+    return torch.where(norm <= max_norm, 1.0, max_norm / norm).float()

@@ -56,9 +56,11 @@ def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
-    not a run, and for a run that ended ok but lacks the record of a step; then no table is written.
+    not a run, for a run that is there twice, and for one that ended ok but lacks the record of a step; then
+    no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
+    folders: dict[str, Path] = {}  # by the id of their runs
     closed: dict[Any, Any] = {}  # closed forms, which repeats of a point share
     with writing_whole(out / "steps.csv") as file:
         file.write(_csv([*KEYS, *COLUMNS["steps"]]))
@@ -67,6 +69,8 @@ def collect(runs: list[Path], out: Path) -> None:
             spec = RunSpec.read_json(folder.spec)
             options, outcome = identity(spec), _outcome(folder)
             keys = _keys(spec, options["point"])
+            if (earlier := folders.setdefault(spec.run_id, path)) is not path:
+                raise UserError(f"run {spec.run_id} again", where=path, allowed=f"once: it is in {earlier}")
             is_ok = outcome.status == "ok"
             steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
             tables["runs"].append(keys | options | _run(spec, outcome, steps) | _environment(folder))

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
-from lowband.cost.bytes import unit_numels
+from lowband.cost.bytes import expert_numels, unit_numels
 from lowband.cost.checkpoint import CheckpointTime, all_bytes, checkpoint_time, rank_bytes, writers
 from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.defaults import with_defaults
 from lowband.predict.prediction import Prediction, predict
 from lowband.predict.workload import workload_of
+from lowband.spec.axes import Axes
 from lowband.spec.job import Allocation, SlurmRequest
 from lowband.spec.run import RunSpec
 from lowband.spec.stack import Stack
@@ -123,8 +124,14 @@ def _checkpoint(spec: RunSpec) -> CheckpointTime | None:
     machine, levels = spec.machine, spec.levels
     if machine.storage is None:
         return None
-    mine = rank_bytes(sum(unit_numels(spec.model, levels)), spec.scheme, levels)
-    return checkpoint_time(machine.storage, mine, writers(spec.scheme, levels), spec.ranks, machine.node_size)
+    mine = rank_bytes(sum(unit_numels(spec.model, levels, Axes.of(spec))), spec.scheme, levels)
+    writing = writers(spec.scheme, levels) * spec.ranks // levels.world
+    if spec.expert > 1:  # a rank has experts of its stage, which are divided among those that have the same
+        alike = spec.levels_alike
+        experts = sum(expert_numels(spec.model, alike, spec.expert)) // spec.pipeline
+        mine += rank_bytes(experts, spec.scheme, alike)
+        writing = max(writing, writers(spec.scheme, alike) * spec.ranks // alike.world)
+    return checkpoint_time(machine.storage, mine, writing, spec.ranks, machine.node_size)
 
 
 def _bound(found: Prediction) -> str:

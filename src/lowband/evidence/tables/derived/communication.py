@@ -2,8 +2,9 @@
 
 rates_of          the machine with these rates: the run's own, or Frontier where the file of the run's machine
                   states none, as of a computer whose ranks share its memory
-link_bytes_per_s  of one rank to its partners on the level, as published, divided by the scale in a
-                  scale model; empty if that machine lacks the level
+link_bytes_per_s  of one rank to its partners on the level: on the outermost one the run's, which may have
+                  slower links than its machine, on others as published, divided by the scale in a scale
+                  model; empty if that machine lacks the level
 """
 
 import pandas as pd
@@ -11,11 +12,12 @@ import pandas as pd
 from lowband.errors import UserError
 from lowband.evidence.tables.derived import bytes_of_points
 from lowband.spec.config import Config
+from lowband.spec.mesh import WORLD
 
 STATED = "frontier"  # for machines without rates: the core paper's
 
 
-def build(sent: pd.DataFrame) -> pd.DataFrame:
+def build(sent: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """A row per point, level, collective and wire. sent: table `bytes`"""
     df, config = bytes_of_points.build(sent), Config()
     rates = {
@@ -26,6 +28,9 @@ def build(sent: pd.DataFrame) -> pd.DataFrame:
     own = pd.Series([rates[pair] for pair in zip(df["cluster"], df["level"], strict=True)], index=df.index)
     df["rates_of"] = df["cluster"].where(own.groupby(df["cluster"]).transform("count") > 0, STATED)
     df["link_bytes_per_s"] = [rates[pair] for pair in zip(df["rates_of"], df["level"], strict=True)]
+    outer = df["point"].map(runs.groupby("point")["outer_link_bytes_per_s"].first())
+    is_outer = (df["level"] == WORLD) & (df["rates_of"] == df["cluster"]) & outer.notna()
+    df["link_bytes_per_s"] = df["link_bytes_per_s"].mask(is_outer, outer)
     return df
 
 

@@ -1,6 +1,7 @@
 """Our engine against each peer on the same model, data, ranks and clock.
 
-status, cause     how the peer's runs ended; for `not run` the reason, and the other columns are empty
+status, cause     how the peer's runs ended: ok if one of them did; for `not run` the reason, and the other
+                  columns are empty
 notes             `shimmed`: part of the peer is replaced by our code, so its times are not meaningful
 step_time_ratio   our median step time over the peer's: below 1 is faster
 memory_ratio      our peak resident memory (of the fullest rank) over the peer's
@@ -15,7 +16,7 @@ import pandas as pd
 from lowband.evidence.tables.points import POINT, beside, points, same_but, with_options
 from lowband.spec.records import CONTROL
 
-OURS = "lowband"
+OURS, OK = "lowband", "ok"
 VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes", "interface_bytes"]
 
 
@@ -26,7 +27,9 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
         interface_bytes=runs["interface_bytes"] / runs["steps"],
     ).groupby("point", sort=False)
     df = points(runs).join(by_point[VALUES].median())
-    df = df.join(by_point[["is_quantized", "status", "cause", "notes"]].last())
+    ended_ok_last = runs.sort_values("status", key=lambda status: status == OK, kind="stable")
+    shown = ["is_quantized", "status", "cause", "notes"]
+    df = df.join(ended_ok_last.drop_duplicates("point", keep="last").set_index("point")[shown])
     by_level = outside[outside["collective"] != CONTROL].pivot_table(
         index="point", columns="level", values="outside_bytes", aggfunc="sum"
     )
@@ -34,7 +37,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
     by_level = by_level.div(repeats, axis=0).add_prefix("outside_bytes_")
     df = df.join(by_level).join(_loss_differences(runs, steps)).reset_index(drop=True)
     # Only our runs that ended ok can be compared.
-    ours = df[(df["engine"] == OURS) & (df["status"] == "ok")]
+    ours = df[(df["engine"] == OURS) & (df["status"] == OK)]
     described = [column for column in POINT if column not in ("point", "engine")]
     keys = [*dict.fromkeys([*described, *same_but(df, "engine")])]
     compared = ["point", *VALUES, *by_level]
