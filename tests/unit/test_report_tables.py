@@ -72,7 +72,7 @@ def test_bytes_have_the_rate_of_the_link_that_their_run_had() -> None:
     sent, runs = (read_table(REFERENCE / "box" / f"{name}.csv").query(of_suite) for name in ("bytes", "runs"))
     df = communication.build(sent, runs)
     rates = df.groupby(["level", "condition"])["link_bytes_per_s"].unique().map(list)
-    whole = CONFIG.machine("dgx2-box").link("world").gigabytes_per_s * 1e9 / 320_000
+    whole = CONFIG.machine("dgx2-box").link("world").gigabytes_per_s * 1e9 / 160_000
     assert rates["world"].tolist() == [[whole / 8], [whole / 2]]
     assert len({rate for [rate] in rates["node"]}) == 1
 
