@@ -18,6 +18,7 @@ MODEL = ModelSpec(
 )
 TIED = MODEL.model_copy(update={"tied_head": True})
 HYBRID = MODEL.model_copy(update={"attention": "linear", "softmax_every": 4})
+ROUTED = MODEL.model_copy(update={"experts": 4})
 STATES: dict[str, Any] = {"zigzag": False, "context_states": "pass"}
 BASE: dict[str, Any] = {
     "seq_len": 32, "micro_batch": 2, "accumulation": 4, "steps": 2, "warmup_steps": 1, "model": MODEL,
@@ -100,6 +101,11 @@ CASES = [
 ]
 
 
+def holds_the_closed_form(spec: RunSpec, outcome: Outcome) -> None:
+    held = {state.kind: state.bytes for state in outcome.states}
+    assert {kind: held.get(kind, 0) for kind in stages_states(spec)} == stages_states(spec)
+
+
 def assert_is_the_run_without(folder: Path, changes: dict[str, Any], error: float) -> None:
     """A run in stages has the values of the same run without, and the bytes of the closed forms.
 
@@ -115,11 +121,17 @@ def assert_is_the_run_without(folder: Path, changes: dict[str, Any], error: floa
     assert norms == pytest.approx([step.grad_norm for step in other], rel=max(error, 1e-12))
     assert (outcome.weights_sha256 == theirs.weights_sha256) == (not error)
     assert min(norms) > spec.grad_clip
-    held = {state.kind: state.bytes for state in outcome.states}
-    assert {kind: held.get(kind, 0) for kind in stages_states(spec)} == stages_states(spec)
+    holds_the_closed_form(spec, outcome)
     started.sends_the_closed_form(stages)
 
 
 @pytest.mark.parametrize(("changes", "error"), CASES)
 def test_a_run_in_stages_is_the_run_without(tmp_path: Path, changes: dict[str, Any], error: float) -> None:
     assert_is_the_run_without(tmp_path, changes, error)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_experts_that_no_two_ranks_have_are_not_gathered(tmp_path: Path, ranks: int) -> None:
+    """Of four ranks, two of each stage, no two have the same experts; of eight, two have: these gather."""
+    spec, _, outcome = run(tmp_path, ranks=ranks, pipeline=2, expert=2, scheme="zero3", model=ROUTED)
+    holds_the_closed_form(spec, outcome)

@@ -139,6 +139,34 @@ def test_megatrons_arguments() -> None:
     assert "account-for-embedding-in-pipeline-split" not in megatron(best(job("zero1", ends)))
 
 
+def _of(name: str, axes: Ways) -> Candidate:
+    return best(replace(job("zero1", Ways.of_options()), axes=axes, model=CONFIG.model(name)))
+
+
+def test_megatrons_arguments_are_of_the_same_model() -> None:
+    """Its heads are as wide as hidden / heads, and its experts cut along tensor, unless it is told."""
+    found = arguments(megatron(_of("qwen3-30b-a3b", Ways.of_options(4, ep=2))))
+    assert (found["kv-channels"], found["expert-tensor-parallel-size"]) == ("128 ", "1 ")
+    assert "qk-layernorm" in found and "kv-channels" not in megatron(best(job("zero1", Ways.of_options())))
+    with pytest.raises(UserError, match=r"'deepseek-v2-lite': latent, dense_layers: Megatron-LM's options"):
+        megatron(_of("deepseek-v2-lite", Ways.of_options(ep=2)))
+
+
+def test_heads_of_keys_are_divided_over_tensor() -> None:
+    with pytest.raises(UserError, match="'qwen3-30b-a3b': 4 heads of keys cannot be divided over tensor 8"):
+        Ways.of_options(8).check(CONFIG.model("qwen3-30b-a3b"))
+
+
+def test_torchtitan_divides_states_over_context_too() -> None:
+    """A node's 8 ranks, of which 2 lie along context, are 4 along data; so are the replicas of 64."""
+    scheme = Scheme(name="plan", weights="node", grads="node", optim="node")
+    found = best(replace(job("zero3", _attending("ring"), recompute="full"), scheme=scheme))
+    shown = tomllib.loads(torchtitan(found))["parallelism"]
+    assert (shown["data_parallel_shard_degree"], shown["data_parallel_replicate_degree"]) == (4, 64)
+    alone = replace(found.job, scheme=CONFIG.scheme("ddp"))
+    assert "torchtitan" not in runners(alone)
+
+
 def test_deepspeeds_configuration() -> None:
     found = json.loads(deepspeed(best(job("zeropp", Ways.of_options(), 4, "full"))))
     assert found["train_batch_size"] == 512 * 2 * 4

@@ -84,6 +84,17 @@ def test_bytes_of_copies_are_those_of_a_run(route: str) -> None:
     assert any(row == "expert_copies" for _, row, _ in routes)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_all_layers_with_experts_are_sent_to(ranks: int) -> None:
+    """Three of four have experts; the mean rank of a pipeline sends its part of what all have."""
+    model = MODEL.model_copy(update={"dense_layers": 1, "mlp_hidden": 96})
+    whole, part = (
+        sum(experts_sent(job(8, model=model, ranks=8 * p, axes=Ways(pipeline=p, expert=8))).values())
+        for p in (1, ranks)
+    )
+    assert part == pytest.approx(whole / ranks) and whole > 0
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("stages", [{}, {"layers": (3, 1)}])
 def test_bytes_of_routes_in_stages_are_those_of_a_run(stages: dict[str, Any], tensor: int) -> None:

@@ -19,7 +19,7 @@ from lowband.predict.search.choice import chosen
 from lowband.predict.search.largest import PLACES, largest, of_width
 from lowband.predict.search.plan import plan
 from lowband.predict.show import largest as show
-from lowband.predict.show.point_text import text
+from lowband.predict.show.point_text import fits, text
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
@@ -310,6 +310,21 @@ def test_the_largest_model_is_the_last_that_fits() -> None:
         assert show.record(each)["parameters"] == sizes[-1]
     assert sizes == sorted(sizes)
     assert "none fits" not in show.text(one, [show.record(each) for each in found])
+
+
+def test_a_family_has_its_widths_in_proportion() -> None:
+    """Llama 7B with four times as many heads has 4 x 11,008 values inside of its MLPs and 4 x 32 layers."""
+    model = CONFIG.model("llama-7b")
+    wide = of_width(model, 4 * model.heads)
+    assert (wide.mlp_width, wide.kv_hidden, wide.layers) == (4 * 11008, wide.hidden, 4 * 32)
+    assert of_width(model, model.heads).parameters == model.parameters
+
+
+def test_a_table_says_whose_tiers_are_too_small() -> None:
+    one = record(job(), predict(job()))
+    one |= {"short_by_bytes": 0}
+    assert "do not" not in fits(one | {"fits": True})
+    assert fits(one | {"fits": False}).endswith("fits, but its tiers do not")
 
 
 def test_a_family_that_is_not_known_is_refused() -> None:

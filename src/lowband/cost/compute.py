@@ -282,7 +282,12 @@ def _cast(model: ModelSpec, tokens: Num, axes: Ways, load: float, often: Num) ->
     h, q, k, o, tensor = model.hidden, model.query_hidden, model.kv_hidden, model.out_hidden, axes.tensor
     inputs = 2 * h + (o + f) / tensor + wide
     outputs = 2 * h + (q + 2 * k + (2 if model.gated else 1) * f) / tensor + (2 if model.gated else 1) * wide
-    weights = often * block_matmul_flops_per_token(model) / 2 / tensor
+    beside, met = uncut_flops_per_token(model)
+    held = 0.0  # by a rank of experts, however few a token meets
+    if model.experts is not None:
+        held = (1 - model.dense_share) * expert_elements(model) * (model.experts / axes.expert)
+    cut = block_matmul_flops_per_token(model) - beside - met
+    weights = often * (cut / 2 / tensor + beside / 2 + held)
     return tokens * inputs + weights, tokens * outputs + weights
 
 

@@ -45,6 +45,7 @@ class Part:
     gathers: of each, how often it is gathered for a forward, and for a backward
     experts, experts_gathers: the same of units of experts that ranks divide; an empty root's first
     gathered, summed: elements of those that are gathered, and whose gradients are summed, at the most
+    gathered_beside: as `gathered`, where experts are whole on their ranks, so that they are not gathered
     """
 
     units: tuple[int, ...]
@@ -52,6 +53,7 @@ class Part:
     experts: tuple[int, ...]
     experts_gathers: tuple[tuple[int, int], ...]
     gathered: int
+    gathered_beside: int
     summed: int
 
 
@@ -122,19 +124,22 @@ def parts_of(
     for course in courses:
         often = course.visits
         is_tied = model.tied_head and bool({0, last} & often.keys())
-        whole, together = tied if is_tied else 0, dict[int, list[int]]()
+        whole, without, together = tied if is_tied else 0, dict[int, list[int]](), dict[int, list[int]]()
         numels, gathers, mixed = [whole], [(1, 0)], [(1, 0)]
         for stage, times in sorted(often.items()):
             units = [numel(module, is_tied) for module in modules[stage]]
             beside = [of_experts if module.startswith("blocks.") else 0 for module in modules[stage]]
+            without[stage] = units
             together[stage] = [a + b for a, b in zip(units, beside, strict=True)]
             numels += filter(None, units)
             gathers += [times for unit in units if unit]
             mixed += [times for numel in beside if numel]
-        gathered = whole + _most_gathered(course, together)
+        gathered, gathered_beside = (whole + _most_gathered(course, each) for each in (together, without))
         summed = whole + max(sum(sum(together[stage]) for stage in at_once) for at_once in course.summing)
         experts = (0, *[of_experts] * (len(mixed) - 1))
-        found.append(Part(tuple(numels), tuple(gathers), experts, tuple(mixed), gathered, summed))
+        found.append(
+            Part(tuple(numels), tuple(gathers), experts, tuple(mixed), gathered, gathered_beside, summed)
+        )
     return found
 
 
@@ -174,11 +179,12 @@ def stages_bytes(spec: RunSpec) -> dict[Key, Fraction]:
 
 def stages_states(spec: RunSpec) -> dict[str, int]:
     """Peak bytes of each state, on the rank that holds most of it; without those of collectives' buffers."""
-    gathers = are_gathered(spec.scheme, spec.levels)
+    gathers, all_are = (are_gathered(spec.scheme, of) for of in (spec.levels, spec.levels_alike))
+    element = DTYPE_BYTES[spec.compute_dtype]
     of_places = [
         {
             **_lasting(spec, part),
-            "gathered": DTYPE_BYTES[spec.compute_dtype] * part.gathered if gathers else 0,
+            "gathered": element * (part.gathered if all_are else part.gathered_beside) if gathers else 0,
             "sums": GRAD_BYTES * part.summed if spec.accumulation > 1 else 0,
         }
         for part in parts(spec)

@@ -93,8 +93,8 @@ def experts_sent(job: Workload) -> dict[tuple[str, str, str], int | float]:
     job: one point
     """
     axes = job.axes
-    routed = job.model.layers - job.model.dense_layers
-    blocks = [routed // axes.pipeline] * axes.pipeline
+    routed, ranks = job.model.layers - job.model.dense_layers, axes.pipeline
+    blocks = [routed * (place + 1) // ranks - routed * place // ranks for place in range(ranks)]
     found = sent_to_experts(
         job.model, job.levels_of_experts, axes.route, _token_axes(job),
         [place.blocks for place in places(job)] if axes.is_uneven else blocks,

@@ -226,7 +226,9 @@ def _of_stages(job: Workload, place: Place, items: Mapping[str, int], accumulati
     with the next stage's first unit, and summed over micro-batches until the stage's last backward."""
     found = {kind: size for kind, size in items.items() if kind != "sums"}
     if items["gathered"]:
-        found["gathered"] = DTYPE_BYTES[job.compute_dtype] * place.gathered
+        all_are = are_gathered(_gathered_scheme(job), job.levels_alike)
+        elements = place.gathered if all_are else place.gathered_beside
+        found["gathered"] = DTYPE_BYTES[job.compute_dtype] * elements
     if accumulation > 1:
         found["grads"] = max(items["grads"], job.stack.summed_bytes * place.summed)
     return found

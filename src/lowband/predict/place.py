@@ -30,7 +30,7 @@ class Place:
     blocks:  of all its stages; last: of the one of them whose gradients are complete last
     numels:  elements of its units, padding included: the root's, of all that is no block, then each block's
     gathers: how often a step gathers a block, for forwards and for backwards, in the mean over them
-    gathered, summed: elements in memory at the most, of a pipeline, as in cost.stages.Part
+    gathered, gathered_beside, summed: elements in memory at the most, of a pipeline, as in cost.stages.Part
     experts: elements of a block's unit of experts, padding included, where ranks divide them; else 0
     heads:   1 if it computes the head, else 0
     stages:  of uneven stages, its own; of_stage: blocks of all
@@ -42,6 +42,7 @@ class Place:
     numels: tuple[int, ...]
     gathers: tuple[Num, Num]
     gathered: int
+    gathered_beside: int
     summed: int
     experts: int = 0
     heads: int = 1
@@ -60,12 +61,12 @@ def alike(job: Workload) -> Place:
     layers, axes, numels = job.model.layers, job.axes, stage_numels(job.model, job.levels, job.axes)
     blocks, experts = layers // axes.pipeline, expert_numels(job.model, job.levels_alike, axes.expert)[-1]
     if not job.is_in_stages:
-        return Place(blocks, 1, numels, job.gathers, gathered=0, summed=0, experts=experts)
+        return Place(blocks, 1, numels, job.gathers, 0, 0, 0, experts)
     (root, block, *_), last = numels, layers // axes.stages
-    block += experts
-    gathered = root + block * (last + (1 if axes.chunks > 1 else 0))
-    summed = root + block * last * most_summed(axes.row, axes.pipeline, axes.chunks)
-    return Place(blocks, last, numels, job.gathers, gathered, summed, experts)
+    many = last + (1 if axes.chunks > 1 else 0)
+    gathered, gathered_beside = root + (block + experts) * many, root + block * many
+    summed = root + (block + experts) * last * most_summed(axes.row, axes.pipeline, axes.chunks)
+    return Place(blocks, last, numels, job.gathers, gathered, gathered_beside, summed, experts)
 
 
 def places(job: Workload) -> tuple[Place, ...]:
@@ -117,7 +118,8 @@ def _gathers_as_often(one: Place, other: Place) -> bool:
 
 
 def _has_as_much(one: Place, other: Place) -> bool:
-    more = (getattr(one, name) >= getattr(other, name) for name in ("blocks", "gathered", "summed", "heads"))
+    names = "blocks", "gathered", "gathered_beside", "summed", "heads"
+    more = (getattr(one, name) >= getattr(other, name) for name in names)
     held = all(any(a >= c and b >= d for a, b in one.held) for c, d in other.held)
     return all(more) and one.numels[0] >= other.numels[0] and held
 
@@ -154,8 +156,9 @@ def _places(
         numels = (sum(part.units) - blocks * block, *[block] * blocks)
         found.append(
             Place(
-                blocks, of_stage[course.last], numels, (forward, backward), part.gathered, part.summed,
-                experts, int(len(of_stage) - 1 in often), tuple(often), of_stage, moments,
+                blocks, of_stage[course.last], numels, (forward, backward), part.gathered,
+                part.gathered_beside, part.summed, experts, int(len(of_stage) - 1 in often), tuple(often),
+                of_stage, moments,
             )
         )  # fmt: skip
     return tuple(found)

@@ -205,6 +205,9 @@ class InStages(Axes):
         if model.heads % self.tensor:
             what = f"{model.heads} heads cannot be divided over tensor {self.tensor}"
             raise UserError(what, where=f"model '{model.name}'")
+        if model.kv_heads is not None and model.kv_heads % self.tensor:
+            what = f"{model.kv_heads} heads of keys cannot be divided over tensor {self.tensor}"
+            raise UserError(what, where=f"model '{model.name}'")
 
 
 def to_experts(

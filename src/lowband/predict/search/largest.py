@@ -37,6 +37,10 @@ def of_width(model: ModelSpec, heads: int) -> ModelSpec:
     hidden = model.hidden // model.heads * heads
     layers = max(1, round(model.layers * hidden / model.hidden))
     values = {"name": f"{model.name} x {hidden}", "hidden": hidden, "heads": heads, "layers": layers}
+    if model.kv_heads is not None:  # as many as heads
+        values["kv_heads"] = heads
+    if model.mlp_hidden is not None:
+        values["mlp_hidden"] = model.mlp_hidden * heads // model.heads
     return model.model_copy(update=values)
 
 
@@ -50,8 +54,9 @@ def largest(
     chooses: as plan has it; else all of the optimizer's states are there
     """
     model = job.model
-    if model.experts is not None or model.kv_heads not in (None, model.heads):
-        what = f"model '{model.name}' has experts or shared keys: its family is not known"
+    is_other = model.experts is not None or model.latent is not None
+    if is_other or model.kv_heads not in (None, model.heads):
+        what = f"model '{model.name}' has experts, latents or shared keys: its family is not known"
         raise UserError(what, allowed="a GPT, such as gpt-20b")
     found = []
     for words in places:

@@ -105,7 +105,7 @@ class Peaks:
         return {kind: np.where(several, more[kind], once.get(kind, 0)) for kind in more}
 
     def _with(self, accumulation: int, job: Workload, place: Place, of_base: Table) -> dict[str, Num]:
-        here = place.numels, place.experts, place.gathered, place.summed
+        here = place.numels, place.experts, place.gathered, place.gathered_beside, place.summed
         key = accumulation, of_base, here, job.order, job.levels_alike, job.axes.tensor, job.axes.expert
         if key not in self._states:
             one = job.varied(accumulation=accumulation)
@@ -127,7 +127,7 @@ def _of_blocks(base: Workload, blocks: int) -> Place:
     """A rank of uneven stages with so many blocks and nothing else."""
     block = stage_numels(base.model, base.levels, base.axes)[1]
     experts = expert_numels(base.model, base.levels_alike, base.axes.expert)[-1]
-    return Place(blocks, 1, (0, *[block] * blocks), (0, 0), gathered=0, summed=0, experts=experts)
+    return Place(blocks, 1, (0, *[block] * blocks), (0, 0), 0, 0, 0, experts)
 
 
 def _held_by_ranks(base: Workload, kept: Kept) -> Floats:

@@ -132,6 +132,11 @@ def _of_deepspeed(s: Scheme, job: Workload) -> bool:
     return _is_exact(s) and is_all(s.optim, job) and (s.grads == SELF or is_all(s.grads, job))
 
 
+def _of_torchtitan(s: Scheme, job: Workload) -> bool:
+    """As FSDP2, over data and context together."""
+    return _of_fsdp(s, job) and job.levels.size(s.optim) % job.axes.context == 0
+
+
 def _of_fsdp(s: Scheme, job: Workload) -> bool:
     if not _is_exact(s) or s.optim == SELF:
         return _is_exact(s) and s.secondary is None
@@ -204,7 +209,7 @@ SOFTWARE: Final = (
         attends=lambda ways: ways == ("heads",), adapters=True, offloads=_of_deepspeed_in_tiers,
     ),
     Software(
-        "torchtitan", ("fsdp2", "fsdp2-2025"), _of_fsdp, _TORCHTITAN, frozenset({"none", "op", "full"}),
+        "torchtitan", ("fsdp2", "fsdp2-2025"), _of_torchtitan, _TORCHTITAN, frozenset({"none", "op", "full"}),
         attends=lambda ways: ways in (("ring",), ("gather",)),
         partial=lambda job: every_of_rank(job) > 0, offloads=_of_fsdp_on_host,
     ),

@@ -18,6 +18,7 @@ from lowband.spec.exchange import TIERS
 from lowband.spec.files import create_whole
 from lowband.spec.machine import TierName
 from lowband.spec.mesh import SELF, WORLD
+from lowband.spec.model import ModelSpec
 from lowband.spec.tiers import DISK
 
 _DEVICES = {tier: device for device, tier in TIERS.items()}
@@ -26,6 +27,12 @@ _CP_TYPES = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
 _SCHEDULES = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
+
+_DEFAULTS = ModelSpec.model_fields
+_NOT_MEGATRONS = (
+    "attention", "window", "chunked", "latent", "sinks", "parallel_block", "post_norms", "dense_layers",
+    "shared_gate",
+)  # fmt: skip
 
 
 def write(best: Candidate, path: Path, software: Sequence[str]) -> Path:
@@ -64,6 +71,13 @@ def _shape(job: Workload) -> dict[str, Any]:
         "normalization": "LayerNorm" if model.biases is True else "RMSNorm",
         "untie-embeddings-and-output-weights": not model.tied_head,
     }  # fmt: skip
+    if unknown := [name for name in _NOT_MEGATRONS if getattr(model, name) != _DEFAULTS[name].default]:
+        what = f"{', '.join(unknown)}: Megatron-LM's options for it are not known"
+        raise UserError(what, where=f"model '{model.name}'")
+    if model.head_dim is not None:
+        shape["kv-channels"] = model.head_dim
+    if model.qk_norm:
+        shape["qk-layernorm"] = True
     if model.kv_heads is not None:
         shape |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
     if model.experts is not None:
@@ -93,7 +107,9 @@ def _degrees(best: Candidate) -> dict[str, Any]:
         "tensor-model-parallel-size": axes.tensor, "sequence-parallel": axes.sequence_parallel,
         "context-parallel-size": axes.context,
         "cp-comm-type": "+".join(_CP_TYPES[way] for way in attention(job)) if axes.context > 1 else "",
-        "expert-model-parallel-size": axes.expert, "pipeline-model-parallel-size": axes.pipeline,
+        "expert-model-parallel-size": axes.expert,
+        "expert-tensor-parallel-size": 1 if job.model.experts is not None else 0,  # experts are whole
+        "pipeline-model-parallel-size": axes.pipeline,
         "num-virtual-stages-per-pipeline-rank": axes.chunks if axes.chunks > 1 else 0,
         "account-for-embedding-in-pipeline-split": bool(axes.layers) and first < most,
         "account-for-loss-in-pipeline-split": bool(axes.layers) and last < most,
@@ -143,7 +159,7 @@ def _beyond(key: str, tier: TierName | None, more: dict[str, Any]) -> dict[str, 
 def torchtitan(best: Candidate) -> str:
     """Its TOML, without the model's flavor."""
     job, axes, scheme = best.job, best.job.axes, best.job.scheme
-    shard = job.levels.size(scheme.optim) // (axes.context if is_all(scheme.optim, job) else 1)
+    shard = job.levels.size(scheme.optim) // axes.context  # its shards lie along context, too
     own = best.micro_batch * (best.accumulation if job.is_in_stages else 1)
     least = max(axes.layers, default=0)
     parallelism = {

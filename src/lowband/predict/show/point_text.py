@@ -143,6 +143,8 @@ def fits(row: dict[str, Any]) -> str:
     between = f"({low:.3g} to {high:.3g})"
     if row["short_by_bytes"]:
         return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
+    if row["fits"] is False:
+        return f"{between} fits, but its tiers do not"
     return f"{between} fits" if low >= 0 else f"{between} fits, but not surely: short at the low end"
 
 
