@@ -352,6 +352,39 @@ def left_by_a_fork(tmp: str) -> bool:
     return path.exists()
 
 
+class Rooted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root, self.scale = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.root(x) * self.scale
+
+
+def _rooted(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
+    """Weights after two steps with and without a disk, and the names of units."""
+    torch.manual_seed(7)
+    plain = Rooted()
+    model = lowband.shard(
+        copy.deepcopy(plain), placed("zero1", "disk"), lowband.Topology({}), torch.nn.Linear, torch.float32,
+        disk=folder,
+    )  # fmt: skip
+    names = [unit.name for unit in engine_of(model).units]
+    for each in (plain, model):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
+        for _ in range(2):
+            each(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*plain.state_dict().values()], [*lowband.full_state_dict(model).values()], names
+
+
+def test_a_module_named_root_has_a_file_of_its_own(tmp_path: Path) -> None:
+    [(expected, found, names)] = on_ranks(1, _rooted, tmp_path)
+    assert sorted(names) == ["root", "root (outermost)"]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_a_forked_process_removes_no_files(tmp_path: Path) -> None:
     assert on_ranks(1, left_by_a_fork, str(tmp_path)) == [True]
 

@@ -317,7 +317,7 @@ def test_what_would_train_wrongly_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in text
 
 
-def _sums() -> list[str]:
+def _sums(has_trained: bool) -> list[str]:
     """Of replicas with another frozen weight, or another buffer."""
     found = []
     for frozen, kept in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
@@ -328,12 +328,18 @@ def _sums() -> list[str]:
         sync = Sync(beyond="node", every=1)
         scheme = Scheme(name="mine", weights="node", grads="node", optim="node", sync=sync)
         model = lowband.shard(inner, scheme, lowband.Topology({"node": 1}), torch.nn.Linear, torch.float32)
-        found.append(State(model, optimizer_of(model.parameters()), {}).sum())
+        found.append(State(model, optimizer_of(model.parameters()), {}).sum(has_trained))
     return found
 
 
 def test_frozen_weights_and_buffers_must_be_alike() -> None:
-    assert len(set(on_ranks(1, _sums)[0])) == 3
+    assert len(set(on_ranks(1, _sums, False)[0])) == 3
+
+
+def test_of_a_run_that_goes_on_buffers_may_differ() -> None:
+    """Each replica has counted its own batches."""
+    [[one, frozen, counted]] = on_ranks(1, _sums, True)
+    assert one == counted != frozen
 
 
 def test_a_refused_start_does_not_use_up_a_replicas_turn() -> None:
@@ -367,6 +373,28 @@ def test_the_run_is_over_though_one_died_late() -> None:
     first.leave()
     late = Rounds(store, 1, 1.0)
     with pytest.raises(UserError, match="the run is over: all replicas left after 0 rounds"):
+        late.offered(late.ask(), -1, time.monotonic())
+
+
+def test_the_run_is_not_over_because_one_that_joined_again_had_left_before() -> None:
+    store = dist.HashStore()
+    first, second = Rounds(store, 0, 1.0), Rounds(store, 1, 1.0)
+    for each in (first, second):
+        assert each.begins([0, 1], "state")
+    for each in (first, second):
+        each.wait_for_all(time.monotonic())
+    first.leave()
+    second.over(Record([second.me], []))
+    again = Rounds(store, 0, 1.0)
+    request = again.ask()
+    for each in (again, second):  # it was given the state
+        each.follow(2, [second.me], [request])
+    second.leave()
+    late = Rounds(store, 1, 1.0)
+    with pytest.raises(UserError, match="no replica has let it join"):
+        late.offered(late.ask(), -1, time.monotonic())
+    again.leave()
+    with pytest.raises(UserError, match="the run is over: all replicas left after 2 rounds"):
         late.offered(late.ask(), -1, time.monotonic())
 
 

@@ -39,6 +39,23 @@ def test_who_is_here_no_longer_asks() -> None:
         assert each.result() == ("1.0", Record([Member(0, 1), Member(1, 1)], []))
 
 
+def test_who_has_the_state_is_awaited_though_its_giver_died_before_it_said_so() -> None:
+    """Not in the round that it joined in alone: in all later ones."""
+    store = dist.HashStore()
+    first, second = Rounds(store, 0, PATIENCE_S), Rounds(store, 1, PATIENCE_S)
+    assert first.begins([0], "state")
+    first.wait_for_all(time.monotonic())
+    request = second.ask()
+    for each in (first, second):
+        each.follow(1, [first.me], [request])
+        each.over(Record([first.me, second.me], []))
+    assert first.was_given(request) is None and first._open() == [request]
+    assert first._awaited() == [first.me, second.me]
+    again = Rounds(store, 1, PATIENCE_S)
+    again.ask()
+    assert first._awaited() == [first.me]
+
+
 def test_a_word_that_comes_as_patience_ends_counts() -> None:
     store = dist.HashStore()
     first, second = (Rounds(store, replica, PATIENCE_S) for replica in (0, 1))

@@ -10,6 +10,7 @@ from report_runs import smoke_specs, write_failure, write_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lowband.__main__ import main
+from lowband.errors import UserError
 from lowband.run.export_curves import export
 from lowband.run.status import POLL_S
 from lowband.spec.lock import hold
@@ -73,6 +74,14 @@ def test_they_are_not_written_twice(
     written = sorted((tmp_path / "out").rglob("*"))
     assert "exists already (allowed: a new folder as --out)" in printed_by(capsys, *command, code=2)
     assert sorted((tmp_path / "out").rglob("*")) == written
+
+
+@pytest.mark.parametrize(("tool", "left"), [("wandb", "wandb"), ("mlflow", "mlflow.db")])
+def test_of_no_tool(results: Path, tmp_path: Path, tool: str, left: str) -> None:
+    """MLflow and W&B take another run of the same name without a word."""
+    (tmp_path / left).touch()
+    with pytest.raises(UserError, match=rf"{left}: exists already \(allowed: a new folder as --out\)"):
+        export(results, tool, tmp_path, False, print)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,18 @@ def test_another_attempt_in_the_same_log_takes_no_time_of_the_first(tmp_path) ->
     assert list(table["step_time_s"].fillna(0)) == [2, 2, 0]
 
 
+def test_a_step_that_every_rank_prints_is_one(tmp_path, capsys) -> None:
+    """Lines of validation and bytes that are no text are lines of another kind."""
+    log, lines = tmp_path / "ranks.log", []
+    for step in (10, 20):
+        row = f"[rank]: step: {step}  loss: 8.1  memory: 5.2GiB(6.0%)  tps: 1,234  tflops: 5.6  mfu: 1.0%"
+        lines += [row, row, row, f"validate step: {step}  loss: 7.1  memory: 5.2GiB(6.0%)  tps: 1,234"]
+    log.write_bytes("\n".join(lines).encode() + b"\n\xe9\xff banner\n")
+    assert list(imported(tmp_path, log, "torchtitan").index) == [10, 20]
+    [told] = capsys.readouterr().err.splitlines()
+    assert ":2: malformed, skipped: step 10 once more, as by another rank" in told
+
+
 def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:
     row = imported(tmp_path, LOGS / "megatron-deepspeed.log", "megatron-deepspeed").loc[1]
     assert row["reported_over_convention"] == pytest.approx(4 / 3, abs=1e-4)

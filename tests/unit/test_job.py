@@ -7,6 +7,7 @@ from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_optio
 
 from lowband.errors import UserError
 from lowband.evidence.report.documents.code import suites
+from lowband.run.ranks import job_id, step_name
 from lowband.spec.batch_script import sbatch_options
 from lowband.spec.job import SlurmRequest
 from lowband.spec.run import RunSpec
@@ -170,3 +171,14 @@ def test_the_shell_of_an_interactive_job_is_no_task(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_slurm_task() is expected
+
+
+def test_a_job_that_slurm_runs_again_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number and its steps' are the same."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    first = job_id(), step_name()
+    assert first[1] == "7.0"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert (job_id() != first[0], step_name()) == (True, "7.0.1")

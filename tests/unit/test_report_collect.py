@@ -75,6 +75,12 @@ def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     steps = read_table(tmp_path / "steps.csv")
     assert list(steps["is_warmup"]) == [True, True, False, False, False, False]
     assert list(steps["step_time_s"]) == [50, 60, 2, 1, 4, 3]
+    run.outcome.write_text(outcome.model_copy(update={"resumed_from": 3}).to_json())
+    collect([run.path], tmp_path / "resumed")  # after the third step, which is as cold as the first
+    steps = read_table(tmp_path / "resumed" / "steps.csv")
+    assert list(steps["is_warmup"]) == [True, True, False, True, True, False]
+    row = read_table(tmp_path / "resumed" / "runs.csv").iloc[0]
+    assert (row["measured_steps"], row["step_time_s"]) == (2, 2.5)
     seen = read_table(tmp_path / "outside.csv")
     assert list(zip(seen["collective"], seen["outside_bytes"], strict=True)) == outside
 

@@ -77,7 +77,12 @@ def test_a_script_has_a_clean_environment_and_the_workflows_launch_line(
     [script] = printed_by(capsys, "spec", "--suite", "lumi-first", "--sbatch", "--out", str(tmp_path)).split()
     text = Path(script).read_text()
     lines = text.splitlines()
-    assert {"#SBATCH --export=NONE", "#SBATCH --account=abc123", "#SBATCH --partition=dev-g"} <= set(lines)
+    assert {
+        "#SBATCH --export=NONE",
+        "#SBATCH --no-requeue",
+        "#SBATCH --account=abc123",
+        "#SBATCH --partition=dev-g",
+    } <= set(lines)
     assert "export LOWBAND_SIF='a b.sif'" in lines
     assert "LOWBAND_ENV_TAR" not in text
     # The shell runs what it would run, with a stand-in for the launcher.

@@ -63,7 +63,8 @@ def shard(
     reduce_dtype:  dtype in which gradients are sent and summed
     overlap:       whether communication runs behind the computation; False serves to measure the benefit
     placement_of:  maps a unit's name and module to a scheme for that unit, or None for `scheme`. Units are
-                   named after their module; the other parameters are "root", frozen ones "... (frozen)"
+                   named after their module; the other parameters are "root", or "root (outermost)" beside
+                   a module of that name, and frozen ones "... (frozen)"
     init:          fills a parameter or buffer in place, given its name and a tensor; called for those on the
                    meta device, one at a time, so that no rank ever holds the whole module. Random numbers
                    depend on `seed` and the name alone. Or `lowband.Safetensors(folder)`, of whose files each

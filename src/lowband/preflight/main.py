@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from lowband.preflight.verdicts import Finding
 from lowband.run.environment import host
 from lowband.run.joining import device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
-from lowband.run.ranks import Rank, from_environment, is_first_process
+from lowband.run.ranks import Rank, from_environment, is_first_process, step_name
 from lowband.spec.files import naming, write_whole
 from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.run import RunSpec
@@ -71,8 +70,7 @@ def preflight(spec_path: Path, links: str) -> int:
         elif mine is None:
             run_local(spec.ranks, work, TIME_LIMIT_S)
         else:
-            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-            with naming(folder.path), folder.causes(step) as causes:
+            with naming(folder.path), folder.causes(step_name()) as causes:
                 run_ranks(mine, work, TIME_LIMIT_S, causes)
     except RankFailure as failure:
         raise UserError(failure.cause, where="preflight") from None

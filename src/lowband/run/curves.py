@@ -23,6 +23,8 @@ PROJECT = "lowband"  # W&B's project, MLflow's experiment
 class Tool(ABC):
     """The curves of one run under way."""
 
+    leaves: str  # what is in the folder once one is there; {run}: its name
+
     @abstractmethod
     def __init__(self, folder: Path, run: str, options: Mapping[str, Any]) -> None: ...
 
@@ -35,6 +37,8 @@ class Tool(ABC):
 
 class TensorBoard(Tool):
     """An event file in folder/run: tensorboard --logdir FOLDER."""
+
+    leaves = "{run}"
 
     def __init__(self, folder: Path, run: str, options: Mapping[str, Any]) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -54,6 +58,8 @@ class TensorBoard(Tool):
 
 class WandB(Tool):
     """A folder in folder/wandb: wandb sync FOLDER/wandb/offline-run-*. Of this host nothing is recorded."""
+
+    leaves = "wandb"
 
     def __init__(self, folder: Path, run: str, options: Mapping[str, Any]) -> None:
         import wandb
@@ -81,6 +87,8 @@ class WandB(Tool):
 
 class MLflow(Tool):
     """A run of the experiment `lowband` in folder/mlflow.db: mlflow ui --backend-store-uri sqlite:///..."""
+
+    leaves = "mlflow.db"
 
     def __init__(self, folder: Path, run: str, options: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient

@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from lowband.errors import UserError
-from lowband.run.curves import Curves, by_level
+from lowband.run.curves import TOOLS, Curves, by_level
 from lowband.run.status import POLL_S, run_status
 from lowband.spec.records import StepRecord
 from lowband.spec.run import OPTIONS, RunSpec
@@ -35,7 +35,8 @@ def export(folder: Path, tool: str, out: Path, follow: bool, say: Callable[[str]
     runs = [_Run(path) for path in found if (path / "spec.json").exists()]
     if not runs:
         raise UserError("has no runs", where=folder, allowed="results/<name>, or the folder of a run")
-    if there := next((out / run.spec.run_id for run in runs if (out / run.spec.run_id).exists()), None):
+    left = [out / TOOLS[tool].leaves.format(run=run.spec.run_id) for run in runs]
+    if there := next((path for path in left if path.exists()), None):
         raise UserError("exists already", where=there, allowed="a new folder as --out")
     while {run.write(tool, out) for run in runs} != {True} and follow:
         time.sleep(POLL_S)

@@ -98,13 +98,20 @@ def is_launched() -> bool:
     return _launcher() is not None
 
 
+_OF_STEP = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"
+
+
 def job_id() -> str:
     """An id that is equal in all processes that a launcher started together, and in no others."""
     names = (
-        "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-        "MASTER_ADDR", "MASTER_PORT",
+        *_OF_STEP, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
     )  # fmt: skip
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+
+
+def step_name() -> str:
+    """Of srun's step that started this process: no other one has it, nor a job's that was queued anew."""
+    return ".".join(os.environ[name] for name in _OF_STEP if name in os.environ)
 
 
 def is_first_process() -> bool:

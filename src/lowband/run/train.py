@@ -1,7 +1,6 @@
 """A training run: spec.json in, env.json, steps.jsonl and outcome.json out, all in the spec's folder."""
 
 import hashlib
-import os
 import signal
 import time
 import traceback
@@ -28,7 +27,7 @@ from lowband.run.exit_cause import exit_on_order
 from lowband.run.joining import device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.pacing import Overloaded
-from lowband.run.ranks import Rank, from_environment, is_first_process, job_id, ranks_here
+from lowband.run.ranks import Rank, from_environment, is_first_process, job_id, ranks_here, step_name
 from lowband.run.room import check_room
 from lowband.run.training_loop import Diverged, train_rank
 from lowband.spec.lock import hold, job_of
@@ -120,8 +119,7 @@ def _run_ranks(mine: list[Rank] | None, job: RunContext) -> Outcome:
         if mine is None:
             run_local(spec.ranks, lambda rank: _run_rank(rank, job), spec.time_limit_s)
         else:
-            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-            with folder.causes(step) as causes:
+            with folder.causes(step_name()) as causes:
                 run_ranks(mine, lambda rank: _run_rank(rank, job), spec.time_limit_s, causes)
     except RankFailure as error:
         outcome = _recorded_by_first_process(error.cause, folder)

@@ -71,7 +71,7 @@ def train_rank(
         real_share = paced.take_real_share() if paced else math.nan
         counted = trainer.take_sent(), trainer.take_message_s()
         line = gather_record(spec, step, loss, grad_norm, times, real_share, *counted)
-        if (end := _end(line, spec)) is not None:
+        if (end := _end(line, resumed_from + spec.warmup_steps)) is not None:
             if checkpointer is not None:
                 checkpointer.wait()  # the last one before; the process would end in the midst of it
             raise end
@@ -105,18 +105,18 @@ def train_rank(
             "checkpoint_stall_s": stall_s,
             "sent": mean_sent(steps[-spec.scheme.period :]),
             "outside": outside_sent,
-            "slow": slow.named(steps[max(resumed_from, spec.warmup_steps) :]),
+            "slow": slow.named(steps[resumed_from + spec.warmup_steps :]),
             "interface_bytes": total([step.interface_bytes for step in steps]),
             "consensus_distance": distance,
         }
     )
 
 
-def _end(line: StepRecord, spec: RunSpec) -> Diverged | Overloaded | None:
-    """What ends the run after a step; None if it goes on."""
+def _end(line: StepRecord, warm: int) -> Diverged | Overloaded | None:
+    """What ends the run after a step; None if it goes on. warm: the last step of the attempt's warm-up"""
     if not math.isfinite(line.loss) or not math.isfinite(line.grad_norm):
         return Diverged(f"loss {line.loss}, gradient norm {line.grad_norm} at step {line.step}")
-    if line.real_share is not None and line.real_share > MOST_REAL_SHARE and line.step > spec.warmup_steps:
+    if line.real_share is not None and line.real_share > MOST_REAL_SHARE and line.step > warm:
         return Overloaded(
             f"real computation took {line.real_share:.0%} of the paced time at step {line.step}; "
             f"at most {MOST_REAL_SHARE:.0%} keeps the speed constant"

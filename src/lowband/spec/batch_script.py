@@ -49,6 +49,7 @@ def batch_script(
     """
     log = spec_file.with_name("%j.log")
     options = [f"--job-name={spec.run_id}", f"--output={log}", "--export=NONE"]
+    options += ["--no-requeue"]  # a finished run must not begin anew unasked; `sbatch` of job.yaml may ask
     options += sbatch_options(job, spec, variables)
     kept = [f"export {name}={shlex.quote(variables[name])}" for name in FOR_THE_JOB if variables.get(name)]
     return "\n".join([

@@ -43,10 +43,13 @@ def read_text(path: Path) -> str:
         raise _unreadable(path, error) from None
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Its lines, one at a time, without their ends. Raises UserError as `read_text` does."""
+def read_lines(path: Path, errors: str = "strict") -> Iterator[str]:
+    """Its lines, one at a time, without their ends. Raises UserError as `read_text` does.
+
+    errors: of bytes that are not UTF-8, as of `open`
+    """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors=errors) as file:
             for line in file:
                 yield line.rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:

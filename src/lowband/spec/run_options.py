@@ -35,7 +35,9 @@ class RunOptions(InStages):
     )
     seq_len: PositiveInt
     steps: PositiveInt
-    warmup_steps: NonNegativeInt = Field(default=2, description="first steps, left out of every time")
+    warmup_steps: NonNegativeInt = Field(
+        default=2, description="first steps of the run, and behind a resume, left out of every time"
+    )
     seed: NonNegativeInt = Field(default=1, description="of initial weights and of the order of data")
     device: Literal["auto", "fake"] = Field(
         default="auto",

@@ -61,7 +61,7 @@ class Handover:
             return None
         assert received is not None
         link, state = received
-        self._state.put(state)
+        self._meeting.agree(lambda: self._state.put(state))
         members = [Member(*member) for member in offer["members"]]
         self._voice.speak("following", Rounds.follow, round_, members, offer["asking"])
         with suppress(RuntimeError):  # then it is not expected, and joins once more

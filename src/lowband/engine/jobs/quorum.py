@@ -106,13 +106,13 @@ class Quorum:
         self._failure = "on another rank"  # of this rank's last attempt that failed
         self.steps, self.sent_bytes = steps, 0
         self._meeting.agree(lambda: self._state.content(steps))  # what could not be given is refused here
-        sums = self._meeting.everyone(f"{steps} {self._state.sum()}")
+        sums = self._meeting.everyone(f"{steps} {self._state.sum(not self._checks_weights)}")
         state = hashlib.sha256("".join(sums).encode()).hexdigest()
 
         def begin() -> tuple[Rounds, bool]:
             rounds = Rounds(store, replica, patience_s)
             rounds.agree("scheme, ranks, units and optimizer", job_text(engine, optimizer))
-            rounds.agree("patience_s", str(patience_s))
+            rounds.agree("patience_s", str(float(patience_s)))
             return rounds, rounds.begins(begins, state)
 
         self._voice = Voice(store, self._meeting)

@@ -64,7 +64,7 @@ class Rounds:
         if self._store.compare_set(what, "", mine).decode() != mine:
             raise UserError(
                 f"{what}: not what the other replicas began with", where=f"replica {self.me.replica}",
-                allowed="the same begins, scheme, ranks, module and weights on every replica",
+                allowed="the same begins, scheme, ranks, module, weights and patience_s on every replica",
             )  # fmt: skip
 
     def begins(self, begins: Collection[int], state: str) -> bool:
@@ -172,14 +172,14 @@ class Rounds:
         self._say("here", LEFT)
         self._holders.gone([self.me], self.round)
         self._store.set("leaving", json.dumps([self.round, self.expected]))
-        self._store.set(f"left/{self.me.replica}", "")
+        self._store.set(f"left/{self.me.replica}.{self.me.start}", "")
 
     def _over(self) -> int | None:
         """The number of rounds, if all who were expected last have left, except this replica."""
         if not self._store.check(["leaving"]):
             return None
         rounds, expected = json.loads(self._store.get("leaving"))
-        others = [f"left/{replica}" for replica, _ in expected if replica != self.me.replica]
+        others = [f"left/{replica}.{start}" for replica, start in expected if replica != self.me.replica]
         return int(rounds) if not others or self._store.check(others) else None
 
     def _nobody_is_left(self) -> bool:
@@ -188,7 +188,8 @@ class Rounds:
 
     def _awaited(self) -> list[Member]:
         """Those that may come: none that was started again, and none that could not be given the state."""
-        again = {self.asker(number).replica for number in self._open() if number not in self._served}
+        askers = {self.asker(number) for number in self._open() if number not in self._served}
+        again = {asker.replica for asker in askers.difference(self.expected)}  # not of one whose giver died
         failed = {self.asker(number) for number in self._served if self.was_given(number) is False}
         return [m for m in self.expected if m == self.me or not (m.replica in again or m in failed)]
 

@@ -31,14 +31,14 @@ class State:
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, also: Mapping[str, Any]) -> None:
         self._module, self._optimizer, self._also = module, optimizer, also
 
-    def sum(self) -> str:
-        """A checksum of this rank's part of what replicas share: anchors, frozen parameters, buffers."""
+    def sum(self, has_trained: bool) -> str:
+        """A checksum of this rank's part of what replicas share: anchors, frozen parameters, and of a new run
+        buffers; later each replica has those of its own batches."""
         digest, here = hashlib.sha256(), Logical.of(self._module, self._optimizer)
         for name, piece in sorted(here.pieces.items()):
             kind, _, parameter = name.partition(".")
-            is_shared = kind in ("sync", "buffer") or (
-                kind == "model" and not here.shards[parameter].requires_grad
-            )
+            is_frozen = kind == "model" and not here.shards[parameter].requires_grad
+            is_shared = kind == "sync" or is_frozen or (kind == "buffer" and not has_trained)
             if is_shared:
                 digest.update(name.encode())
                 digest.update(piece.local.detach().cpu().contiguous().view(torch.uint8).numpy().data)

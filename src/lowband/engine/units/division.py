@@ -39,9 +39,10 @@ def divide(module: nn.Module, wrap: Wrap) -> list[tuple[nn.Module, str, list[lis
         group = owner, parameter.requires_grad, of_expert, "" if tied is None else tied.name
         groups.setdefault(group, []).append(slots)
     order = list(owners)
+    root = "root (outermost)" if "root" in owners.values() else "root"  # names of units are those of files
     units = []
     for group in sorted(groups, key=lambda group: (order.index(group[0]), not group[1], *group[2:])):
         owner, trains, of_expert, tied_name = group
-        name = (tied_name or owners[owner] or "root") + " (experts)" * of_expert
+        name = (tied_name or owners[owner] or root) + " (experts)" * of_expert
         units.append((owner, name if trains else f"{name} (frozen)", groups[group]))
     return units

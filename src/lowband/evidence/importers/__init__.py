@@ -28,7 +28,7 @@ from lowband.spec.plain_data import read_lines
 
 FORMATS = {  # a Parser, or a class whose instances are Parsers that remember
     "megatron-lm": "megatron.parse", "megatron-deepspeed": "megatron.parse", "deepspeed": "deepspeed.parse",
-    "torchtitan": "torchtitan.parse", "mllog": "mllog.Steps",
+    "torchtitan": "torchtitan.Steps", "mllog": "mllog.Steps",
 }  # fmt: skip
 
 MOST_DIGITS = 18  # of a count: an int64 holds it
@@ -73,7 +73,7 @@ def import_log(path: Path, form: str, run: ForeignRun, out: Path) -> list[str]:
     with writing_whole(out) as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
-        for found in _read(read_lines(path), parse):
+        for found in _read(read_lines(path, errors="replace"), parse):
             if isinstance(found, str):
                 messages.append(f"{path}:{found}")
                 continue

@@ -15,6 +15,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def collect(runs: list[Path], out: Path) -> None:
             is_ok = outcome.status == "ok"
             steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
             tables["runs"].append(keys | options | _run(spec, outcome, steps) | _environment(folder))
-            file.writelines(_step_lines(spec, _csv(keys.values()).rstrip("\n"), steps))
+            file.writelines(_step_lines(spec, outcome, _csv(keys.values()).rstrip("\n"), steps))
             found: dict[str, Iterator[Row]] = {}
             if is_ok:
                 found["outside"] = _outside(outcome)
@@ -136,8 +137,9 @@ def _keys(spec: RunSpec, point: str) -> Row:
 
 
 def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
-    """The run's row of runs.csv. Times are quantiles over the steps after the warm-up."""
-    times = {name: floats(steps[name][spec.warmup_steps :]) for name in TIMES}
+    """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up."""
+    is_measured = [not is_one for is_one in _warmup(spec, outcome, len(steps["step"]))]
+    times = {name: floats([*compress(steps[name], is_measured)]) for name in TIMES}
     with np.errstate(invalid="ignore"):  # a stranger's times may be infinite
         medians = {name: np.median(values) if values else None for name, values in times.items()}
         q20, q80 = (
@@ -146,7 +148,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
     peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
     scale = spec.machine.box.scale if spec.machine.box is not None else 1.0
     outer = spec.machine.levels[-1].link
-    shares = floats(steps["real_share"])
+    shares = floats([*compress(steps["real_share"], is_measured)])
     return {
         "parameters": spec.model.parameters,
         "seed": spec.seed,
@@ -158,7 +160,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "status": outcome.status,
         "cause": outcome.cause,
         "steps": outcome.steps,
-        "measured_steps": len(steps["step"][spec.warmup_steps :]),
+        "measured_steps": sum(is_measured),
         "step_time_s": medians["step_time_s"],
         "predicted_step_time_s": box_step_s(spec),
         "step_time_q20_s": q20,
@@ -167,7 +169,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "final_loss": next(iter(floats(steps["loss"][-1:])), None),
         "peak_memory_bytes_max": outcome.peak_memory_bytes_max or None,
         "peak_memory_bytes_min": outcome.peak_memory_bytes_min or None,
-        "real_share": max(shares[spec.warmup_steps :], default=None),
+        "real_share": max(shares, default=None),
         "interface_bytes": outcome.interface_bytes,
         "ledger_bytes": sent_in(steps) or None,
         "outside_bytes": sum(s.bytes for s in outcome.outside if s.collective != CONTROL) or None,
@@ -202,11 +204,15 @@ def _environment(folder: RunFolder) -> Row:
     }
 
 
-def _step_lines(spec: RunSpec, keys: str, steps: Columns) -> Iterator[str]:
+def _warmup(spec: RunSpec, outcome: Outcome, count: int) -> list[bool]:
+    """By step: the first ones of the run, and of its last attempt, whose processes were new, too."""
+    begins = 0, outcome.resumed_from
+    return [any(begin <= step < begin + spec.warmup_steps for begin in begins) for step in range(count)]
+
+
+def _step_lines(spec: RunSpec, outcome: Outcome, keys: str, steps: Columns) -> Iterator[str]:
     """Lines of steps.csv. keys: the run's cells, the same in each line"""
-    count = len(steps["step"])
-    is_warmup = ["True"] * min(count, spec.warmup_steps) + ["False"] * (count - spec.warmup_steps)
-    columns = {**steps, "is_warmup": is_warmup}
+    columns = {**steps, "is_warmup": [*map(str, _warmup(spec, outcome, len(steps["step"])))]}
     for line in zip(*(columns[name] for name in COLUMNS["steps"]), strict=True):
         yield f"{keys},{','.join(line)}\n"
 
