@@ -534,6 +534,26 @@ def test_patience_begins_anew_as_another_one_gives_its_state(monkeypatch, comes:
     assert clock.is_just_after((2.7 if comes else 2.8) * PATIENCE_S)
 
 
+@pytest.mark.parametrize("takes", [3.5, 5.5])
+def test_who_gave_its_state_for_long_is_awaited_as_long(monkeypatch, takes: float) -> None:
+    """It trains so much later than the others, whether these come before it has given it, or after."""
+    giver, other = _two()
+    number = Rounds(giver._store.underlying_store, 2, PATIENCE_S).ask()
+    for each in (giver, other):
+        each.follow(1, [giver.me, other.me], [number])
+    period_s, takes_s = 4.5 * PATIENCE_S, takes * PATIENCE_S
+    happens: dict[float, Callable[[], object]] = {}
+    if takes_s < period_s:
+        giver.given(number, False, takes_s)
+    else:  # seconds since the other one has come
+        happens[0.5 * PATIENCE_S] = lambda: giver.gives(number)
+        happens[takes_s - period_s] = lambda: giver.given(number, False, takes_s)
+    happens[takes_s] = lambda: giver.assemble("0")
+    monkeypatch.setattr(quorum_rounds, "time", clock := Clock(happens))
+    assert other.assemble("0")[1].members == [giver.me, other.me]
+    assert clock.is_just_after(takes_s)
+
+
 def _waits_for_another() -> tuple[list[int], bool, list[float]]:
     """Of an exchange to which another one does not come: members; whether all patience with it, and no more,
     was used up; patience with messages.

@@ -36,7 +36,7 @@ class RunOptions(InStages):
     seq_len: PositiveInt
     steps: PositiveInt
     warmup_steps: NonNegativeInt = Field(
-        default=2, description="first steps of the run, and behind a resume, left out of every time"
+        default=2, description="first steps, also behind a resume, that no time counts"
     )
     seed: NonNegativeInt = Field(default=1, description="of initial weights and of the order of data")
     device: Literal["auto", "fake"] = Field(

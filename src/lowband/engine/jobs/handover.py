@@ -1,6 +1,7 @@
 """How a replica that joins gets the state: one that trains offers it, and each rank sends its part."""
 
 import json
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ class Handover:
         except UserError:  # of this replica, which goes on
             self._voice.speak("giving", Rounds.given, number, False)
             return
-        run = as_here(self._device)
+        run, began_s = as_here(self._device), time.monotonic()
         offer = {"state": state, "steps": steps, "members": record.members, "asking": record.asking}
         round_ = self._voice.speak("giving", Rounds.offer, number, json.dumps(offer))
 
@@ -95,7 +96,7 @@ class Handover:
 
         could = self._meeting.together("giving the state", give)
         is_whole = all(self._meeting.everyone(could))
-        self._voice.speak("giving", Rounds.given, number, is_whole)
+        self._voice.speak("giving", Rounds.given, number, is_whole, time.monotonic() - began_s)
 
     def _linked(self, number: int, round_: int, place: int) -> Link:
         """Half the patience for the other one to come, because all others wait meanwhile."""

@@ -108,10 +108,10 @@ class Rounds:
         for waited_s in self._waiting():
             if self._has("record"):
                 break
-            if giving != (giving := self._giving()):  # the one that gives the state comes later for it
+            if giving != (giving := self._giving()):  # who gives the state comes later for it
                 since_s = waited_s
             missing = [member for member in self._awaited() if not self._has("here", member)]
-            if not missing or waited_s - since_s > self._patience_s:
+            if not missing or waited_s - since_s > self._patience_s + self._late_s():
                 here = [m for m in self.expected if self._has("here", m) and self._said("here", m) != LEFT]
                 asking = [number for number in self._open() if self.asker(number) not in here]
                 self._write("record", [here, asking])
@@ -193,6 +193,11 @@ class Rounds:
         failed = {self.asker(number) for number in self._served if self.was_given(number) is False}
         return [m for m in self.expected if m == self.me or not (m.replica in again or m in failed)]
 
+    def _late_s(self) -> float:
+        """How much later than the others those come that gave the state since the last round, and had it."""
+        took = [f"took/{number}" for number in self._served]
+        return sum(float(self._store.get(key)) for key in took if self._store.check([key]))
+
     def _giving(self) -> list[tuple[int, bool | None]]:
         """How far the requests are that were to be served since the last round."""
         return [(self._store.add(f"giving/{number}", 0), self.was_given(number)) for number in self._served]
@@ -244,8 +249,9 @@ class Rounds:
         """Note that giving the state goes on."""
         self._store.add(f"giving/{number}", 1)
 
-    def given(self, number: int, is_whole: bool) -> None:
-        """Note that the state was given, or could not be."""
+    def given(self, number: int, is_whole: bool, took_s: float = 0.0) -> None:
+        """Note that the state was given, or could not be, in so many seconds."""
+        self._store.set(f"took/{number}", str(took_s))
         self._store.set(f"given/{number}", "yes" if is_whole else "no")
 
     def was_given(self, number: int) -> bool | None:

@@ -139,7 +139,7 @@ def _keys(spec: RunSpec, point: str) -> Row:
 def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
     """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up."""
     is_measured = [not is_one for is_one in _warmup(spec, outcome, len(steps["step"]))]
-    times = {name: floats([*compress(steps[name], is_measured)]) for name in TIMES}
+    times = {name: floats(tuple(compress(steps[name], is_measured))) for name in TIMES}
     with np.errstate(invalid="ignore"):  # a stranger's times may be infinite
         medians = {name: np.median(values) if values else None for name, values in times.items()}
         q20, q80 = (
@@ -148,7 +148,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
     peak_tflops = spec.machine.device.peak_tflops.get(spec.compute_dtype)
     scale = spec.machine.box.scale if spec.machine.box is not None else 1.0
     outer = spec.machine.levels[-1].link
-    shares = floats([*compress(steps["real_share"], is_measured)])
+    shares = floats(tuple(compress(steps["real_share"], is_measured)))
     return {
         "parameters": spec.model.parameters,
         "seed": spec.seed,
