@@ -5,6 +5,7 @@ import pickle
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +165,44 @@ def test_what_was_saved_beside_is_returned_but_for_what_is_large_or_code(tmp_pat
     ]
     assert not silent
     assert not (tmp_path / "ran").exists()
+
+
+def save_bare(folder: Path, is_damaged: bool) -> None:
+    """Weights without a prefix, as torchtitan saves them, and states without the parameters' names."""
+    model = Net()
+    optimizer = torch.optim.AdamW(groups(model.parameters()))
+    model(batch(1)).backward()
+    optimizer.step()
+    beside = {"optimizer": optimizer.state_dict(), "train": {"step": 3, "of": {"a": 1}}}
+    dcp.save({**model.state_dict(), **beside}, checkpoint_id=folder)
+    if is_damaged:
+        place = dcp.FileSystemReader(folder).read_metadata().storage_data
+        [info] = [info for index, info in place.items() if index.fqn == "train.step"]
+        with (folder / info.relative_path).open("r+b") as file:
+            file.seek(info.offset)
+            file.write(b"\0" * info.length)
+
+
+def load_bare(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        extra = lowband.load_peer_checkpoint(folder, sharded()[0])
+    return extra, [str(each.message) for each in said if "left out" in str(each.message)]
+
+
+def test_weights_without_a_prefix_are_not_beside_themselves(tmp_path: Path) -> None:
+    on_ranks(1, save_bare, tmp_path, False)
+    assert on_ranks(1, load_bare, tmp_path) == [({"train.step": 3, "train.of.a": 1}, [])]
+
+
+def test_an_object_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    on_ranks(1, save_bare, tmp_path, True)
+    [said] = on_ranks(1, refused_alone, tmp_path)
+    assert "is damaged" in said
+
+
+def refused_alone(folder: Path) -> str:
+    return refusal(lambda: lowband.load_peer_checkpoint(folder, sharded()[0]))
 
 
 def test_states_without_the_parameters_names_are_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_they_are_not_written_twice(
 
 
 @pytest.mark.parametrize(("tool", "left"), [("wandb", "wandb"), ("mlflow", "mlflow.db")])
-def test_of_no_tool(results: Path, tmp_path: Path, tool: str, left: str) -> None:
+def test_nor_into_a_folder_that_has_some(results: Path, tmp_path: Path, tool: str, left: str) -> None:
     """MLflow and W&B take another run of the same name without a word."""
     (tmp_path / left).touch()
     with pytest.raises(UserError, match=rf"{left}: exists already \(allowed: a new folder as --out\)"):

@@ -77,7 +77,7 @@ def test_a_step_that_every_rank_prints_is_one(tmp_path, capsys) -> None:
     log.write_bytes("\n".join(lines).encode() + b"\n\xe9\xff banner\n")
     assert list(imported(tmp_path, log, "torchtitan").index) == [10, 20]
     [told] = capsys.readouterr().err.splitlines()
-    assert ":2: malformed, skipped: step 10 once more, as by another rank" in told
+    assert ":2: malformed, skipped: step 10 once more, by another rank" in told
 
 
 def test_recomputation_is_in_megatron_deepspeeds_convention(tmp_path) -> None:

@@ -148,8 +148,13 @@ def test_megatrons_arguments_are_of_the_same_model() -> None:
     found = arguments(megatron(_of("qwen3-30b-a3b", Ways.of_options(4, ep=2))))
     assert (found["kv-channels"], found["expert-tensor-parallel-size"]) == ("128 ", "1 ")
     assert "qk-layernorm" in found and "kv-channels" not in megatron(best(job("zero1", Ways.of_options())))
-    with pytest.raises(UserError, match=r"'deepseek-v2-lite': latent, dense_layers: Megatron-LM's options"):
+    with pytest.raises(
+        UserError, match=r"'deepseek-v2-lite': latent, dense_layers: Megatron-LM's options for these"
+    ):
         megatron(_of("deepseek-v2-lite", Ways.of_options(ep=2)))
+    biased = LLAMA.model_copy(update={"biases": "attention"})
+    with pytest.raises(UserError, match="biases: Megatron-LM's options for these"):
+        megatron(best(replace(job("zero1", Ways.of_options()), model=biased)))
 
 
 def test_heads_of_keys_are_divided_over_tensor() -> None:
@@ -158,7 +163,7 @@ def test_heads_of_keys_are_divided_over_tensor() -> None:
 
 
 def test_torchtitan_divides_states_over_context_too() -> None:
-    """A node's 8 ranks, of which 2 lie along context, are 4 along data; so are the replicas of 64."""
+    """A node's 8 ranks, of which 2 lie along context, are 4 along data; 512 ranks are 64 such nodes."""
     scheme = Scheme(name="plan", weights="node", grads="node", optim="node")
     found = best(replace(job("zero3", _attending("ring"), recompute="full"), scheme=scheme))
     shown = tomllib.loads(torchtitan(found))["parallelism"]

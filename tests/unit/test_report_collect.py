@@ -9,7 +9,7 @@ from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import write_table
-from lowband.evidence.tables.collect import collect
+from lowband.evidence.tables.collect import _warmup, collect
 from lowband.evidence.tables.entries import TABLES
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Sent
@@ -81,6 +81,8 @@ def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     assert list(steps["is_warmup"]) == [True, True, False, True, True, False]
     row = read_table(tmp_path / "resumed" / "runs.csv").iloc[0]
     assert (row["measured_steps"], row["step_time_s"]) == (2, 2.5)
+    short = spec.model_copy(update={"warmup_steps": 3})
+    assert _warmup(short, outcome.model_copy(update={"resumed_from": 3}), 6) == [True] * 3 + [False] * 3
     seen = read_table(tmp_path / "outside.csv")
     assert list(zip(seen["collective"], seen["outside_bytes"], strict=True)) == outside
 

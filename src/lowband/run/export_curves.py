@@ -29,7 +29,7 @@ def export(folder: Path, tool: str, out: Path, follow: bool, say: Callable[[str]
 
     follow: until all have ended
     say:    takes the one line for the user
-    Raises UserError if there are no runs, or curves of one of them in `out`.
+    Raises UserError if there are no runs, or curves of one of them in `out`, of W&B and MLflow any.
     """
     found = [path.parent for path in (folder / "spec.json", *sorted(folder.glob("runs/*/spec.json")))]
     runs = [_Run(path) for path in found if (path / "spec.json").exists()]

@@ -110,7 +110,7 @@ def job_id() -> str:
 
 
 def step_name() -> str:
-    """Of srun's step that started this process: no other one has it, nor a job's that was queued anew."""
+    """Of srun's step that started this process: no other step has it, nor this one of the job queued anew."""
     return ".".join(os.environ[name] for name in _OF_STEP if name in os.environ)
 
 

@@ -36,7 +36,7 @@ class RunOptions(InStages):
     seq_len: PositiveInt
     steps: PositiveInt
     warmup_steps: NonNegativeInt = Field(
-        default=2, description="first steps, also behind a resume, that no time counts"
+        default=2, description="first steps of the run, and behind its last resume, which are in no time"
     )
     seed: NonNegativeInt = Field(default=1, description="of initial weights and of the order of data")
     device: Literal["auto", "fake"] = Field(

@@ -8,6 +8,7 @@ module's state dict behind one prefix, `model.` or `app.model.`; the optimizer's
 
 import io
 import re
+from collections.abc import Collection
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +22,7 @@ from lowband.engine.transport.everyone import warn
 from lowband.errors import UserError
 
 METADATA = ".metadata"
+_BY_NUMBER = re.compile(r"(^|\.)(state|param_groups)\.\d+\.")  # of an optimizer that names no parameters
 _CLASSES: dict[tuple[str, str], Any] = {
     **{(metadata.__name__, kind): getattr(metadata, kind) for kind in metadata.__all__},
     (metadata.__name__, "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
@@ -35,21 +37,23 @@ _CLASSES: dict[tuple[str, str], Any] = {
 class DcpReader(Reader):
     """
     names: of all parameters; they tell the prefix of the weights
+    tied:  their other names
     Raises UserError for a checkpoint that has no weights, or several, of these names.
     """
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
+    def __init__(self, folder: Path, names: list[str], tied: Collection[str] = ()) -> None:
         self.folder = folder
         found = load_plain(folder / METADATA, _CLASSES)
         if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
             raise UserError("is not the metadata of a checkpoint", where=folder / METADATA)
         self._tensors, self._places = found.state_dict_metadata, found.storage_data
-        self._model = self._prefix(names)
+        self._model, self._asked = self._prefix(names), set(tied)
         self._optimizer, self._states = self._find_states(set(names))
         self.has_states = self._optimizer is not None
         self._groups = self._group_options()
 
     def tensor(self, name: str) -> Stored | None:
+        self._asked.add(self._model + name)
         return self._stored(self._model + name)
 
     def states(self, name: str) -> dict[str, Stored | Number]:
@@ -60,7 +64,8 @@ class DcpReader(Reader):
         return self._groups.get(name, {})
 
     def extra(self) -> dict[str, Any]:
-        """Of tensors only counts and random states: others may be as large as the model, on every rank."""
+        """Of tensors only counts and random states: others may be as large as the model, on every rank. Where
+        the weights' names have no prefix, theirs are those that `tensor` was asked for, and tied ones."""
         found, left = dict[str, Any](), []
         for name, of in self._tensors.items():
             if self._is_own(name):
@@ -83,7 +88,7 @@ class DcpReader(Reader):
         """Whether it is of the model or of the optimizer."""
         own = tuple(filter(None, (self._model, self._optimizer)))
         of_bare = self._optimizer == "" and name.startswith(("state.", "param_groups."))
-        return name.startswith(own or "\0") or of_bare
+        return name in self._asked or name.startswith(own or "\0") or of_bare or bool(_BY_NUMBER.search(name))
 
     def _prefix(self, names: list[str]) -> str:
         first = names[0]

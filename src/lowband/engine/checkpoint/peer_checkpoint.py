@@ -41,7 +41,7 @@ def load_peer_checkpoint(
 
     Weights are exactly those of the checkpoint (DeepSpeed's: of its fp32 copy), whatever ranks wrote it and
     read it. Returns what was saved beside model and optimizer: counters, random states, the client's state;
-    of other tensors, and of objects that only code reads, there is a warning. Every rank must call it. No
+    of DCP's other tensors, and objects that only code reads, there is a warning. Every rank must call it. No
     code in a checkpoint is ever run, and DeepSpeed need not be installed.
     Raises UserError on a topology with other axes than data, and for a checkpoint that is damaged, does not
     fit the module, or has an optimizer's states that are not Adam's. In that case nothing is changed, on any
@@ -64,7 +64,8 @@ def load_peer_checkpoint(
             raise UserError(what, where="load_peer_checkpoint", allowed="a module without spread_experts")
         here = Logical.of(module, used)
         with read_as_damaged(path):
-            reader = _reader(path, list(here.shards))
+            tied = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+            reader = _reader(path, list(here.shards), tied)
             manifest = _manifest(reader, here, list(buffers(module)), has_optimizer=optimizer is not None)
             extra = reader.extra()
         check_replicas(manifest, path, here)
@@ -99,9 +100,9 @@ def is_peers(folder: Path) -> bool:
     return (folder / METADATA).is_file() or is_deepspeed(folder)
 
 
-def _reader(folder: Path, names: list[str]) -> Reader:
+def _reader(folder: Path, names: list[str], tied: list[str]) -> Reader:
     if (folder / METADATA).is_file():
-        return DcpReader(folder, names)
+        return DcpReader(folder, names, tied)
     if is_deepspeed(folder):
         return DeepSpeedReader(folder)
     raise UserError(

@@ -50,7 +50,7 @@ class Reader(ABC):
 
     @abstractmethod
     def extra(self) -> dict[str, Any]:
-        """What was saved beside model and optimizer, without large tensors and what only code reads."""
+        """What was saved beside model and optimizer; of DCP's no large tensors, nor what only code reads."""
 
 
 def whole(value: torch.Tensor) -> Stored:
@@ -82,6 +82,10 @@ class Inert:
     def __setstate__(self, _: object) -> None: ...
 
 
+# In what torch says of a class that it does not load, not of bytes that are no pickle.
+_OF_CLASSES = "GLOBAL", "call reduce", "Can only create new object", "Can only build", "must be imported"
+
+
 def load_tensors(source: Path | BinaryIO, where: Path, inert: tuple[str, ...] = ()) -> Any:
     """The content of a file of torch.save, with tensors on the CPU; those of a path stay on the disk.
 
@@ -95,6 +99,8 @@ def load_tensors(source: Path | BinaryIO, where: Path, inert: tuple[str, ...] = 
                 source, map_location="cpu", weights_only=True, mmap=True if isinstance(source, Path) else None
             )
     except pickle.UnpicklingError as error:
+        if not any(word in str(error) for word in _OF_CLASSES):
+            raise UserError(f"is damaged: {_cause(error)}", where=where) from None
         raise HasObjects(f"has other objects than tensors: {_cause(error)}", where=where) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=where) from None

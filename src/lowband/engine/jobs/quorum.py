@@ -74,7 +74,8 @@ class Quorum:
                     hosts it must outlive the replicas
         replica:    this job's number, which no other job has at the same time
         begins:     the replicas that begin, the same on each of them. One that is started again joins
-        patience_s: how long an exchange waits for a replica, and for each message; the same on all replicas
+        patience_s: how long an exchange waits for a replica, longer if one was given the state meanwhile, and
+                    for each message; the same on all replicas
         join_s:     how long those that begin wait for each other, and one that joins for an exchange
         also:       what else it is given: objects with `state_dict` and `load_state_dict`, in values that
                     JSON can represent, by name; e.g. {"scheduler": scheduler}

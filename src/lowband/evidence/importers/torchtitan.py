@@ -22,7 +22,7 @@ _KEYS = {
 
 
 class Steps:
-    """Line -> the step that it has; nothing if the line before it had the same one, which is said once."""
+    """Line -> the step that it has; nothing if the last step was the same one, which is said once."""
 
     def __init__(self) -> None:
         self._step: int | None = None
@@ -36,7 +36,7 @@ class Steps:
         if self._is_said:
             return None
         self._is_said = True
-        raise Malformed(f"step {self._step} once more, as by another rank; of each step the first is taken")
+        raise Malformed(f"step {self._step} once more, by another rank or a restart: the first is taken")
 
 
 def parse(line: str) -> dict[str, Any] | None:

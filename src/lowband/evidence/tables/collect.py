@@ -205,9 +205,14 @@ def _environment(folder: RunFolder) -> Row:
 
 
 def _warmup(spec: RunSpec, outcome: Outcome, count: int) -> list[bool]:
-    """By step: the first ones of the run, and of its last attempt, whose processes were new, too."""
-    begins = 0, outcome.resumed_from
-    return [any(begin <= step < begin + spec.warmup_steps for begin in begins) for step in range(count)]
+    """By step: the first ones of the run; and of its last attempt, whose processes were new, if others are
+    left to measure."""
+
+    def behind(*begins: int) -> list[bool]:
+        return [any(begin <= step < begin + spec.warmup_steps for begin in begins) for step in range(count)]
+
+    found = behind(0, outcome.resumed_from)
+    return behind(0) if all(found) else found
 
 
 def _step_lines(spec: RunSpec, outcome: Outcome, keys: str, steps: Columns) -> Iterator[str]:

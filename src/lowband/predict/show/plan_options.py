@@ -71,8 +71,9 @@ def _shape(job: Workload) -> dict[str, Any]:
         "normalization": "LayerNorm" if model.biases is True else "RMSNorm",
         "untie-embeddings-and-output-weights": not model.tied_head,
     }  # fmt: skip
-    if unknown := [name for name in _NOT_MEGATRONS if getattr(model, name) != _DEFAULTS[name].default]:
-        what = f"{', '.join(unknown)}: Megatron-LM's options for it are not known"
+    unknown = [name for name in _NOT_MEGATRONS if getattr(model, name) != _DEFAULTS[name].default]
+    if unknown := unknown + ["biases"] * (model.biases in ("attention", "matrices")):
+        what = f"{', '.join(unknown)}: Megatron-LM's options for these are not known here"
         raise UserError(what, where=f"model '{model.name}'")
     if model.head_dim is not None:
         shape["kv-channels"] = model.head_dim

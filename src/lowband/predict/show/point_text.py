@@ -144,7 +144,7 @@ def fits(row: dict[str, Any]) -> str:
     if row["short_by_bytes"]:
         return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
     if row["fits"] is False:
-        return f"{between} fits, but its tiers do not"
+        return f"{between} fits, but its tiers are too small"
     return f"{between} fits" if low >= 0 else f"{between} fits, but not surely: short at the low end"
 
 
