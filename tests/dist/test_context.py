@@ -118,6 +118,25 @@ def test_single_precision_and_half() -> None:
             assert error < (1e-5 if case["dtype"] == torch.float32 else 2e-2), case
 
 
+def _under_autocast() -> bool:
+    """Whether documents are attended to, and gradients are, with the bits of no autocast."""
+    context = lowband.Context(_topology((("node", 2),), 2), "ring")
+    q, k, v, g = (context.split(x, 2) for x in _whole(4, 4, 32, torch.float32))
+    documents = context.split(torch.zeros(B, 32, dtype=torch.long), fill=-1)
+    found = []
+    for is_on in (False, True):
+        mine = [x.clone().requires_grad_() for x in (q, k, v)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            out = context.attention(*mine, documents=documents)
+        out.backward(g)
+        found.append([out, *(x.grad for x in mine)])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_autocast_does_not_round_scores() -> None:
+    assert all(on_ranks(2, _under_autocast))
+
+
 def _bits(inner: dict[str, int], ranks: int, dtype: torch.dtype) -> list[bool]:
     """Whether outputs and gradients of heads have the bits of one process."""
     context = lowband.Context(_topology(tuple(inner.items()), ranks), "heads")

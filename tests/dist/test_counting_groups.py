@@ -12,6 +12,7 @@ from lowband.engine.units.known_optimizers import BY_ELEMENT
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from lowband.spec.tiers import DEVICE, DISK, at
+from tests.checkout import CONFIG
 from tests.refused import refusal
 
 STEPS = 6  # rectified ones take their first such step in the sixth
@@ -106,5 +107,35 @@ def test_a_count_of_no_parameter_is_refused(tmp_path: Path) -> None:
             f"optimizer: its state 'k' is of no parameter {allowed}",
             "MADGRAD of states on disk: its state 'k' is of no parameter, and changes with each unit "
             f"{allowed}",
+        ]
+    ]
+
+
+MIXING = ("AdEMAMix", "cautious"), ("ADOPT", "stable_adamw"), ("AdaBelief", "adanorm")
+
+
+def _mixing() -> list[str]:
+    optimizers = pytest.importorskip("pytorch_optimizer")
+    topology, said = lowband.Topology({}), []
+    for kind, option in MIXING:
+        model = lowband.shard(
+            nn.Sequential(nn.Linear(8, 8)), CONFIG.scheme("zero3"), topology, nn.Linear, torch.float32
+        )
+        optimizer = getattr(optimizers, kind)(model.parameters(), **{option: True})
+        model(torch.ones(1, 8)).sum().backward()
+        said.append(refusal(optimizer.step))
+    return said
+
+
+def test_options_that_mix_elements_are_refused() -> None:
+    assert on_ranks(1, _mixing) == [
+        [
+            f"{kind}: '{option}' needs whole parameters, and each rank holds flat pieces of them (allowed: "
+            f"without '{option}', or lowband.Matrices, which gives it whole parameters)"
+            for kind, option in (
+                ("AdEMAMix", "cautious"),
+                ("ADOPT", "stable_adamw"),
+                ("AdaBelief", "adanorm"),
+            )
         ]
     ]

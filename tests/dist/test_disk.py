@@ -422,3 +422,29 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert re.search(r"other/rank0/\S+\.states: no room for \d+ bytes \(\d+ free\): File too large", first)
     assert re.search(r"File too large: '.*/disk/rank0/.*\.states'", second)
     assert is_whole
+
+
+def closure_none(tmp: str) -> list[float]:
+    model = shard_of("disk", tmp)
+    optimizer = adamw(model)
+    losses = []
+    for number in range(2):
+        losses.append(step(model, _Wrapping(optimizer) if number else optimizer, number, 1, 0.05))
+    return losses
+
+
+class _Wrapping:
+    """As wrappers call a step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure=closure)
+
+
+def test_no_closure_is_none(tmp_path: Path) -> None:
+    assert len(on_ranks(1, closure_none, str(tmp_path))[0]) == 2

@@ -273,3 +273,31 @@ def test_what_it_refuses() -> None:
 
     plain, synced = on_ranks(2, made)[0]
     assert "not sharded" in plain and "replicas that meet seldom" in synced
+
+
+def with_a_tensor_as_rate(is_torchs: bool) -> dict[str, torch.Tensor]:
+    """A scheduler changes it in place; one parameter is a step behind the others."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    rate = torch.tensor(0.1)
+    if is_torchs:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    else:
+        scheme = Scheme(name="one", weights="self", grads="world", optim="world")
+        lowband.shard(model, scheme, lowband.Topology({}), torch.nn.Linear, torch.float32)
+        optimizer = lowband.AdamW(model, lr=rate)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for step in range(5):
+        model(torch.ones(2, 4)).square().mean().backward()
+        if step == 0:
+            model[1].weight.grad = None
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return model.state_dict() if is_torchs else lowband.full_state_dict(model)
+
+
+def test_a_rate_may_be_a_tensor() -> None:
+    [expected], [found] = (on_ranks(1, with_a_tensor_as_rate, is_torchs) for is_torchs in (True, False))
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-6)

@@ -22,15 +22,24 @@ class Keeping(nn.Linear):
         return x @ self.kept.T + super().forward(x)
 
 
-def trained(scheme: str) -> tuple[list[float], int]:
-    """Losses of steps of two forwards each, of which one is without gradients; how often it was made."""
+def trained(scheme: str, writes_copy: bool = False) -> tuple[list[float], int]:
+    """Losses of steps of two forwards each, of which one is without gradients; how often it was made.
+
+    writes_copy: whether the optimizer writes the copy in 16 bits, too
+    """
     torch.manual_seed(0)
     module = nn.Sequential(Keeping(), nn.Linear(8, 8))
     if scheme:
         inner = {"package": 1, "node": 2} if dist.get_world_size() > 1 else {"package": 1, "node": 1}
         topology = lowband.Topology(inner)
-        lowband.shard(module, CONFIG.scheme(scheme), topology, Keeping, torch.float32)
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.5), []
+        dtype = torch.bfloat16 if writes_copy else torch.float32
+        lowband.shard(module, CONFIG.scheme(scheme), topology, Keeping, dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    if writes_copy:
+        optimizer = (
+            lowband.AdamW(module, lr=0.1) if scheme else torch.optim.AdamW(module.parameters(), lr=0.1)
+        )
+    losses = []
     for _ in range(3):
         with torch.no_grad():
             module(torch.ones(2, 8))
@@ -48,4 +57,13 @@ def test_it_is_made_anew_behind_each_step_and_only_then(scheme: str, ranks: int)
     [(expected, _)] = on_ranks(1, trained, "")
     for losses, made in on_ranks(ranks, trained, scheme):
         assert losses == pytest.approx(expected, rel=1e-5)
+        assert made == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("scheme", ["ddp", "zero1", "zero3"])
+def test_a_copy_that_the_optimizer_wrote_is_a_change(scheme: str, ranks: int) -> None:
+    [(expected, _)] = on_ranks(1, trained, "", True)
+    for losses, made in on_ranks(ranks, trained, scheme, True):
+        assert losses == pytest.approx(expected, rel=0.1)
         assert made == 3

@@ -357,6 +357,33 @@ def test_gradients_that_have_not_come_to_the_matrices_are_not_left_out() -> None
     ]
 
 
+def clipped_after(how: str) -> tuple[float, float]:
+    """The norm of what is left when matrices' gradients, or one, are discarded: found, and as it must be."""
+    model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
+    matrices = lowband.Matrices(model)
+    optimizer = muon(matrices.parameters())
+    others = torch.optim.SGD(matrices.others(), lr=0.0)
+    for step in range(2):  # the first is a whole one
+        model(tokens_of(step)).backward()
+        if step and how == "all":
+            optimizer.zero_grad()
+        if step and how == "one":
+            model.get_parameter("blocks.0.up.weight").grad = None
+        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        clipped = lowband.clip_grad_norm_(model, 1.0)
+        with matrices:
+            optimizer.step()
+        others.step()
+        others.zero_grad()
+    return float(clipped), float(torch.stack(norms).norm())
+
+
+@pytest.mark.parametrize("how", ["none", "one", "all"])
+def test_what_is_left_of_the_gradients_is_clipped(how: str) -> None:
+    for found, expected in on_ranks(2, clipped_after, how):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 def misused(how: str) -> str:
     model = lowband.shard(Model(), CONFIG.scheme("zero3"), lowband.Topology(INNER), Block, torch.float32)
     try:

@@ -218,3 +218,73 @@ def test_rules_are_read_in_order() -> None:
     plan: Plan = {"a.*": Whole(), "*": Row()}
     assert rule_of("a.b", plan) == Whole()
     assert rule_of("b", plan) == Row()
+
+
+class _Flat(nn.Module):
+    """Its second product has the tokens of all sequences in one dimension, as several of Hugging Face's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).flatten(0, 1)).view(x.shape)
+
+
+def _flat() -> list[str]:
+    sequence = lowband.Topology({}, lowband.Axes(tensor=2, sequence_parallel=True))
+    x = torch.zeros(2, 4, 8)
+    found = []
+    for module, plan, given in (
+        (nn.Sequential(_Flat()), {"0.up": Column(), "0.down": Row()}, x),
+        (nn.Sequential(nn.Linear(8, 16)), {"0": Column()}, x.flatten(0, 1)),
+        (nn.Sequential(nn.Linear(8, 8), nn.Identity()), {"0": Whole(), "1": Split()}, x.flatten(0, 1)),
+        (nn.Sequential(nn.Linear(16, 8)), {"0": Row()}, torch.zeros(2, 5, 8)),
+    ):
+        found.append(refusal(lowband.parallelize(module, plan, sequence), given))
+    return found
+
+
+def test_with_sequence_parallelism_tokens_are_dimension_1() -> None:
+    allowed = "(allowed: [sequences, tokens, ..., features] with sequence parallelism)"
+    assert on_ranks(2, _flat)[0] == [
+        f"'0.down': activations [16, 8] {allowed}",
+        f"'0': activations [8, 8] {allowed}",
+        f"'1': activations [8, 8] {allowed}",
+        "'0': 5 tokens cannot be divided over tensor 2",
+    ]
+
+
+def _joined(parts: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 12), nn.Identity())
+    x = torch.randn(3, 8)
+    expected = module(x).detach()
+    plan = {"0": Column(parts=parts), "1": Join(parts)}
+    lowband.parallelize(module, plan, lowband.Topology({}, lowband.Axes(tensor=2)))
+    return (module(x) - expected).abs().max()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_joined_features_have_the_order_of_the_layer(parts: int) -> None:
+    assert max(on_ranks(2, _joined, parts)) < 1e-6
+
+
+def _dtypes() -> list[tuple[torch.dtype, torch.dtype, float]]:
+    """Of a row's outputs and of a loss under autocast, and how far the loss is from that in fp32."""
+    topology = lowband.Topology({}, lowband.Axes(tensor=2))
+    torch.manual_seed(0)
+    row = lowband.parallelize(nn.Sequential(nn.Linear(8, 8)), {"0": Row()}, topology)
+    loss = lowband.parallelize(nn.Sequential(nn.CrossEntropyLoss()), {"0": Vocabulary()}, topology)[0]
+    logits, targets = torch.randn(64, 16).bfloat16() * 8, torch.randint(16, (64,))
+    mine = logits[:, 8 * topology.rank : 8 * topology.rank + 8]
+    exact = F.cross_entropy(logits.float(), targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(mine, targets)
+        return [(row(torch.ones(2, 4)).dtype, found.dtype, abs(float(found - exact)))]
+
+
+def test_dtypes_under_autocast_are_torchs() -> None:
+    for [(row, loss, error)] in on_ranks(2, _dtypes):
+        assert (row, loss) == (torch.bfloat16, torch.float32)
+        assert error < 1e-5

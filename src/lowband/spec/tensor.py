@@ -35,7 +35,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Join:
-    """An identity behind which every rank has all features that a Column divided."""
+    """An identity behind which every rank has all features that a Column divided. parts: the Column's"""
+
+    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ class AdamW(torch.optim.Optimizer):
             if not state:
                 self._begin([shard])
             state["step"] += 1
-            of = group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
+            lr = float(group["lr"])  # a tensor's value, which a scheduler changes in place
+            of = lr, tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(

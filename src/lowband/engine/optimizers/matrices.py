@@ -128,6 +128,7 @@ class Matrices:
         for handle in [share.submit(GATHER, share.fetch) for share in self._moved]:
             handle.wait()
         self._engine.at_owners += 1
+        self._engine.passes.backward.are_taken |= bool(self._moved)
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

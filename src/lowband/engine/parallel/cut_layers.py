@@ -52,10 +52,23 @@ class Cut:
     divided: Divided | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.exchange in (ENTER_TOKENS, LEAVE_TOKENS):
+            _check_tokens(x, self.name, self.along.ranks if self.exchange is LEAVE_TOKENS else 1)
         passed = self.along.pass_through(x, self.exchange, self.name)
         if self.divided is not None and self.exchange is ENTER_TOKENS:
             self.divided.gathered(passed, self.name)
         return passed
+
+
+def _check_tokens(x: torch.Tensor, name: str, ranks: int) -> None:
+    """With sequence parallelism dimension 1 is the tokens', of which each rank has its own."""
+    if x.ndim < 3:
+        raise UserError(
+            f"activations {list(x.shape)}", where=f"'{name}'",
+            allowed="[sequences, tokens, ..., features] with sequence parallelism",
+        )  # fmt: skip
+    if x.shape[1] % ranks:
+        raise UserError(f"{x.shape[1]} tokens cannot be divided over tensor {ranks}", where=f"'{name}'")
 
 
 class ColumnLinear(nn.Linear):
@@ -74,7 +87,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         summed = self.cut(F.linear(input, self.weight))
-        return summed if self.bias is None else summed + self.bias
+        return summed if self.bias is None else summed + self.bias.to(summed.dtype)  # autocast's
 
 
 class PartEmbedding(nn.Embedding):
@@ -115,6 +128,8 @@ class PartLoss(nn.CrossEntropyLoss):
                 where=f"Vocabulary of '{self.cut.name}'",
                 allowed="[tokens, vocabulary / ranks] with the numbers of classes [tokens]",
             )
+        if torch.is_autocast_enabled(input.device.type):  # as torch's, which autocast computes in fp32
+            input = input.float()
         counted = target.masked_fill(target == self.ignore_index, 0)
         if (wrong := _outside(counted, input.shape[-1] * self.cut.along.ranks)) is not None:
             raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
@@ -136,6 +151,14 @@ class Exchanging(nn.Identity):
 
 class Joined(Exchanging):
     exchanges: ClassVar = (JOIN, JOIN)
+    parts = 1
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        joined = super().forward(input)
+        if self.parts == 1:
+            return joined
+        of_ranks = joined.unflatten(-1, (self.cut.along.ranks, self.parts, -1))  # each has some of every part
+        return of_ranks.transpose(-3, -2).flatten(-3)
 
 
 class Entering(Exchanging):
@@ -167,6 +190,8 @@ class Splitting:
             what = "with sequence parallelism a module that splits tokens takes them by position"
             raise UserError(what, where=f"'{self.name}'", allowed="its first input, [sequences, tokens, ...]")
         first, *others = inputs
+        if first.is_floating_point():
+            _check_tokens(first, self.name, 1)
         tokens, ranks = first.shape[SPLIT.dim], self.along.ranks
         if tokens % ranks:
             raise UserError(f"{tokens} tokens cannot be divided over tensor {ranks}", where=f"'{self.name}'")

@@ -26,7 +26,7 @@ from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial, refuse_wholes
 from lowband.errors import UserError
-from lowband.spec.tensor import DIVIDED, Column, Partial, Plan, Row, Rule, Split, Tokens, rule_of
+from lowband.spec.tensor import DIVIDED, Column, Join, Partial, Plan, Row, Rule, Split, Tokens, rule_of
 
 
 def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
@@ -86,6 +86,8 @@ class _Cutter:
             return
         exchange = kind.exchanges[self._divided is not None]
         child.__class__ = kind
+        if isinstance(rule, Join):
+            child.parts = rule.parts  # type: ignore[assignment]
         entered = self._shared_by(parent, kind)
         child.cut = Cut(self.along, exchange, name, entered, self._divided)  # type: ignore[assignment]
         dim, parts = DIVIDED.get(type(rule), 0), rule.parts if isinstance(rule, Column) else 1

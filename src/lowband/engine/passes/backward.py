@@ -44,6 +44,7 @@ class Backward:
         self._tensor, self._device = tensor, units[0].collectives.device
         self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
+        self.are_taken = False  # by lowband.Matrices, since the last one, gradients of some shards
         self.in_use: set[Unit] = set()
         self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
         self.compare: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
@@ -59,6 +60,7 @@ class Backward:
     def begin(self, order: list[Unit]) -> None:
         """order: in which units become ready; frozen ones do not"""
         self.runs, self._task = True, torch._C._current_graph_task_id()
+        self.are_taken = False
         last_first = (self._bucket_of[unit] for unit in reversed(order) if unit.requires_grad)
         self._order = list(dict.fromkeys(last_first))[::-1]
         self._left = deque(self._order)

@@ -4,7 +4,6 @@ import torch
 
 from lowband.engine.passes.engine import Engine
 from lowband.engine.units.shard_sums import sum_over_replica
-from lowband.engine.units.steps import are_taken
 from lowband.engine.units.waiting import check_reduced
 from lowband.errors import UserError
 from lowband.spec.activations import STAGES_NORM, TENSOR_NORM
@@ -17,7 +16,8 @@ def grad_norm(engine: Engine) -> tuple[torch.Tensor, dict[torch.device, list[tor
     of it, and inside of a step of lowband.Matrices or behind one, which takes their gradients.
     """
     engine.put_shards()
-    if engine.at_owners or are_taken(engine.shards):
+    are_others = any(shard.grad is not None for shard in engine.shards)
+    if engine.at_owners or (engine.passes.backward.are_taken and are_others):
         raise UserError(
             "clip_grad_norm_ inside of `with matrices` or behind it, where their gradients are taken",
             where="Matrices",

@@ -26,6 +26,8 @@ _OF_PACKAGES = {
         "SimplifiedAdEMAMix SRMM Tiger VSGD Yogi"
     ),
 }
+# Options of pytorch_optimizer's classes that take means or norms over a whole parameter.
+_MIXING = "adanorm", "cautious", "stable_adamw"
 BY_ELEMENT = {package: frozenset(names.split()) for package, names in _OF_PACKAGES.items()}
 
 # What takes the place of a class, of any package, in lower case.
@@ -55,9 +57,12 @@ def is_known(optimizer: Optimizer) -> bool:
 
 
 def check_class(optimizer: Optimizer) -> None:
-    """Raises UserError for a class that needs whole parameters; warns, once, of one that is not known."""
+    """Raises UserError for a class that needs whole parameters, or an option that does; warns, once, of one
+    that is not known."""
     kind = type(optimizer)
     if is_known(optimizer):
+        if kind.__module__.startswith("pytorch_optimizer"):
+            _check_options(optimizer)
         return
     instead = INSTEAD.get(kind.__name__.lower())
     if instead is not None:
@@ -73,6 +78,16 @@ def check_class(optimizer: Optimizer) -> None:
             "states would be of this rank's part, whose shape is 1D; lowband.Matrices gives an optimizer "
             "whole parameters"
         )
+
+
+def _check_options(optimizer: Optimizer) -> None:
+    for option in _MIXING:
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise UserError(
+                f"'{option}' needs whole parameters, and each rank holds flat pieces of them",
+                where=type(optimizer).__name__,
+                allowed=f"without '{option}', or lowband.Matrices, which gives it whole parameters",
+            )
 
 
 def check_groups(optimizer: Optimizer, has_all_layers: bool) -> None:

@@ -49,13 +49,6 @@ def check_unmarked(shards: Sequence[nn.Parameter]) -> None:
             raise UserError(f"'{shard.shard_of.name}' is updated by another lowband.Matrices")
 
 
-def are_taken(shards: Sequence[nn.Parameter]) -> bool:
-    """Whether a step of lowband.Matrices has taken the gradients of some, while others have theirs."""
-    with_gradient = [shard.grad is not None for shard in shards if not hasattr(shard, _WHOLE)]
-    without = [shard.grad is None for shard in shards if hasattr(shard, _WHOLE)]
-    return any(with_gradient) and any(without)
-
-
 def mark_whole(shards: Sequence[nn.Parameter]) -> None:
     """Mark shards that a lowband.Matrices updates."""
     for shard in shards:
@@ -292,7 +285,7 @@ def _step_on_shards(kind: type[Optimizer]) -> None:
 
     def run(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        is_users = hooks or kwargs or any(value is not None for value in args)
+        is_users = hooks or any(value is not None for value in (*args, *kwargs.values()))
         if called := getattr(optimizer, _ELSEWHERE, None):
             check_turns(optimizer, hasattr(optimizer, IS_KNOWN), bool(is_users), called)
             with torch._C.DisableTorchFunctionSubclass():
