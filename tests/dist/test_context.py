@@ -128,7 +128,7 @@ def _under_autocast() -> bool:
         mine = [x.clone().requires_grad_() for x in (q, k, v)]
         with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
             out = context.attention(*mine, documents=documents)
-        out.backward(g)
+            out.backward(g)
         found.append([out, *(x.grad for x in mine)])
     return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 

@@ -68,10 +68,15 @@ def test_single_precision_and_half() -> None:
 
 
 def test_autocast_does_not_round_states() -> None:
-    q, k, v, _ = _whole(2 * CHUNK, torch.float32)
-    expected = linear_attention(q, k, v)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(linear_attention(q, k, v), expected)
+    *qkv, g = _whole(2 * CHUNK, torch.float32)
+    found = []
+    for is_on in (False, True):
+        mine = [x.clone().requires_grad_() for x in qkv]
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            out = linear_attention(*mine)
+            out.backward(g)
+        found.append([out, *(x.grad for x in mine)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_normalized_weights_are_those_of_the_paper() -> None:

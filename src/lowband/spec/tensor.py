@@ -35,7 +35,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Join:
-    """An identity behind which every rank has all features that a Column divided. parts: the Column's"""
+    """An identity behind which every rank has all features that a Column divided.
+
+    parts: the Column's; with others the features would come in another order
+    """
 
     parts: int = 1
 

@@ -116,8 +116,13 @@ class AdamW(torch.optim.Optimizer):
         """One step; returns what `closure` returns, which is called first, with gradients enabled."""
         loss, pairs = step_begun(self, closure)
         group_of = {shard: group for group, shard in pairs}
+        # A tensor's value, which a scheduler changes in place; on a GPU each read of it waits.
+        rates = {id(group): float(group["lr"]) for group in self.param_groups}
         for unit in self._engine.units:
-            copy, runs = unit.own_copy, list(_joined(self._values(unit, group_of)))
+            if unit.own_copy is not None:
+                unit.check_unchanged()
+        for unit in self._engine.units:
+            copy, runs = unit.own_copy, list(_joined(self._values(unit, group_of, rates)))
             for run in runs:
                 start = run.master.storage_offset()
                 own = None if copy is None else copy[start : start + len(run.master)]
@@ -127,7 +132,9 @@ class AdamW(torch.optim.Optimizer):
         self._factor = None
         return loss
 
-    def _values(self, unit: Unit, group_of: dict[Any, dict[str, Any]]) -> Iterator["_Values"]:
+    def _values(
+        self, unit: Unit, group_of: dict[Any, dict[str, Any]], rates: dict[int, float]
+    ) -> Iterator["_Values"]:
         """Of each of the unit's shards that has a gradient."""
         shards = [shard for shard in unit.shards if shard in group_of]
         if shards and not any(self.state[shard] for shard in shards):
@@ -137,8 +144,7 @@ class AdamW(torch.optim.Optimizer):
             if not state:
                 self._begin([shard])
             state["step"] += 1
-            lr = float(group["lr"])  # a tensor's value, which a scheduler changes in place
-            of = lr, tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
+            of = rates[id(group)], tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(

@@ -125,10 +125,10 @@ class Matrices:
         self._moved = [share for share in self._shares if share.has_gradients]
         for share in self._moved:
             share.begin()
+        self._engine.passes.backward.are_taken |= bool(self._moved)
         for handle in [share.submit(GATHER, share.fetch) for share in self._moved]:
             handle.wait()
         self._engine.at_owners += 1
-        self._engine.passes.backward.are_taken |= bool(self._moved)
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

@@ -7,7 +7,9 @@ Our kernel and torch's flash operator for CPUs compute so. With a mask, and with
 these are plain products: there a block's scores are in memory.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +34,17 @@ class Seen(NamedTuple):
 def wide(dtype: torch.dtype) -> torch.dtype:
     """In which sums over blocks are kept."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def in_own_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Without autocast, which would round what is computed in fp32 and is so again in the backward."""
+
+    @wraps(function)
+    def outside(ctx: Any, x: torch.Tensor, *others: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return function(ctx, x, *others)
+
+    return outside
 
 
 def forward(

@@ -7,15 +7,14 @@ values travel behind them, one step late, while the next block is used; a last h
 Source: ring attention (arXiv 2310.01889); zigzag as in ring-flash-attention.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
 
 from lowband.engine.collectives.context import ContextExchanges, Passing
-from lowband.engine.parallel.attend import Seen, backward, forward, wide
+from lowband.engine.parallel.attend import Seen, backward, forward, in_own_dtypes, wide
 from lowband.spec.activations import (
     CONTEXT_GATHER,
     CONTEXT_GATHER_AGAIN,
@@ -41,23 +40,12 @@ class What:
     kernel: AttentionKernel
 
 
-def _in_own_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Without autocast, which would round what is computed in fp32 and is so again in the backward."""
-
-    @wraps(function)
-    def outside(ctx: Any, x: torch.Tensor, *others: Any) -> Any:
-        with torch.autocast(x.device.type, enabled=False):
-            return function(ctx, x, *others)
-
-    return outside
-
-
 class Blocks(torch.autograd.Function):
     """q [B, H, T, D], k and v [B, G, T, D] of this rank's part of the sequence -> [B, H, T, D]."""
 
     @staticmethod
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    @_in_own_dtypes
+    @in_own_dtypes
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, what: What) -> torch.Tensor:
         walk = _Walk(what, q)
         out = torch.zeros_like(q, dtype=wide(q.dtype), memory_format=torch.contiguous_format)
@@ -80,7 +68,7 @@ class Blocks(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    @_in_own_dtypes
+    @in_own_dtypes
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
         what: What = ctx.what

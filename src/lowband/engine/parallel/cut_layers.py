@@ -129,7 +129,7 @@ class PartLoss(nn.CrossEntropyLoss):
                 allowed="[tokens, vocabulary / ranks] with the numbers of classes [tokens]",
             )
         if torch.is_autocast_enabled(input.device.type):  # as torch's, which autocast computes in fp32
-            input = input.float()
+            input = input.to(torch.promote_types(input.dtype, torch.float32))
         counted = target.masked_fill(target == self.ignore_index, 0)
         if (wrong := _outside(counted, input.shape[-1] * self.cut.along.ranks)) is not None:
             raise IndexError(f"Target {wrong} is out of bounds.")  # as torch's on a CPU
@@ -157,6 +157,10 @@ class Joined(Exchanging):
         joined = super().forward(input)
         if self.parts == 1:
             return joined
+        pieces = self.cut.along.ranks * self.parts
+        if joined.shape[-1] % pieces:
+            what = f"{joined.shape[-1]} features in {self.parts} parts on {self.cut.along.ranks} ranks"
+            raise UserError(what, where=f"Join of '{self.cut.name}'", allowed="the parts of its Column")
         of_ranks = joined.unflatten(-1, (self.cut.along.ranks, self.parts, -1))  # each has some of every part
         return of_ranks.transpose(-3, -2).flatten(-3)
 
@@ -190,8 +194,6 @@ class Splitting:
             what = "with sequence parallelism a module that splits tokens takes them by position"
             raise UserError(what, where=f"'{self.name}'", allowed="its first input, [sequences, tokens, ...]")
         first, *others = inputs
-        if first.is_floating_point():
-            _check_tokens(first, self.name, 1)
         tokens, ranks = first.shape[SPLIT.dim], self.along.ranks
         if tokens % ranks:
             raise UserError(f"{tokens} tokens cannot be divided over tensor {ranks}", where=f"'{self.name}'")

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from lowband.engine.collectives.states import StateExchanges
-from lowband.engine.parallel.attend import wide
+from lowband.engine.parallel.attend import in_own_dtypes, wide
 from lowband.spec.model import CHUNK
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -60,22 +60,23 @@ def normalized(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attend: Attend
 class _Linear(torch.autograd.Function):
     @staticmethod
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @in_own_dtypes
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, exchanges: StateExchanges | None
     ) -> torch.Tensor:
-        with torch.autocast(q.device.type, enabled=False):  # it would round states
-            q_, k_, v_ = (_chunks(x) for x in (q, k, v))
-            sums = (k_.transpose(-1, -2) @ v_).cumsum(2)
-            coming = None if exchanges is None else exchanges.sum_before(sums[:, :, -1])
-            out = (q_ @ k_.transpose(-1, -2)).tril() @ v_
-            before = torch.zeros_like(sums[:, :, 0]) if coming is None else coming.wait()
-            out += q_ @ _shifted(sums, before)
+        q_, k_, v_ = (_chunks(x) for x in (q, k, v))
+        sums = (k_.transpose(-1, -2) @ v_).cumsum(2)
+        coming = None if exchanges is None else exchanges.sum_before(sums[:, :, -1])
+        out = (q_ @ k_.transpose(-1, -2)).tril() @ v_
+        before = torch.zeros_like(sums[:, :, 0]) if coming is None else coming.wait()
+        out += q_ @ _shifted(sums, before)
         ctx.save_for_backward(q, k, v, before)
         ctx.exchanges = exchanges
         return _whole(out, q)
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @in_own_dtypes
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         q, k, v, before = ctx.saved_tensors
         exchanges: StateExchanges | None = ctx.exchanges

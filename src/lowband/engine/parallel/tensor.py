@@ -227,6 +227,8 @@ def _dropouts(module: nn.Module) -> list[tuple[str, nn.modules.dropout._DropoutN
 
 def _check_rule(name: str, child: nn.Module, rule: Rule, ranks: int) -> None:
     where = f"{type(rule).__name__} of '{name}'"
+    if isinstance(rule, Column | Join) and rule.parts < 1:
+        raise UserError(f"parts {rule.parts}", where=where, allowed="1 or more")
     kinds = CUT.get(type(rule).__name__)
     if kinds is None:
         return

@@ -60,7 +60,6 @@ class Backward:
     def begin(self, order: list[Unit]) -> None:
         """order: in which units become ready; frozen ones do not"""
         self.runs, self._task = True, torch._C._current_graph_task_id()
-        self.are_taken = False
         last_first = (self._bucket_of[unit] for unit in reversed(order) if unit.requires_grad)
         self._order = list(dict.fromkeys(last_first))[::-1]
         self._left = deque(self._order)
@@ -145,6 +144,7 @@ class Backward:
         self.sum_tied([each for bucket in self._buckets for each in bucket.tied_parts])
         for bucket in self._buckets:
             bucket.finish_reduce()
+        self.are_taken = False
         self._forget()
 
     def _sum_partial(self, parts: list[torch.Tensor]) -> None:

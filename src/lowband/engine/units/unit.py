@@ -157,7 +157,7 @@ class Unit:
         self.clear_padding()
         self.held.clear_padding(copy)
         self.gathered_version = self.changes.version + 1  # that of after the step
-        self._count_change()
+        self._computed.be_new()
         self.changes.take_sample()
 
     def clear_padding(self) -> None:
@@ -290,17 +290,17 @@ class Unit:
         else:
             self.changes.check_sample()
 
-    def _count_change(self) -> None:
-        """What the module computes with has other values. Refuses those that a forward wrote, which an
-        interrupted one has not dropped."""
+    def check_unchanged(self) -> None:
+        """Refuse values that a forward wrote into what the module computes with, and an interrupted one has
+        not dropped."""
         if not self._is_alone and self._computed.are_changed():
             self._refuse_changes()
-        self._computed.be_new()
 
     def _refresh_whole(self, stale: bool) -> None:
         self._check_copy(stale)
         if stale:
-            self._count_change()
+            self.check_unchanged()
+            self._computed.be_new()
         if stale and self.weights is not None:
             self._gathering = self.collectives.submit(
                 self.name, self.held.levels_of_refresh(), self.held.refresh
