@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from torch import nn
 import lowband
 from lowband.engine.api import engine_of
 from lowband.engine.parallel.deferred import Deferred, Deferring
+from lowband.engine.parallel.plan import lists_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.mesh import Levels
 from lowband.spec.schedule import Action, walk
 from lowband.spec.schedules import lists
 from tests.checkout import CONFIG, ROOT
+from tests.refused import refusal
 
 ZERO3 = CONFIG.scheme("zero3")
 ONE = Levels.fit({}, 1)
@@ -220,23 +223,51 @@ def tied() -> list[nn.Module]:
     return modules
 
 
+class WithEmbedding(nn.Module):
+    """A head that has the embedding inside, and calls it, or takes its weight."""
+
+    def __init__(self, embed: nn.Embedding, calls: bool) -> None:
+        super().__init__()
+        self.embed, self.calls = embed, calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        every = torch.arange(self.embed.num_embeddings)
+        return nn.functional.linear(x, self.embed(every) if self.calls else self.embed.weight)
+
+
+def called_inside() -> list[nn.Module]:
+    modules = chain(4)
+    return [*modules[:-1], WithEmbedding(modules[0], calls=True)]
+
+
+def taken_inside() -> list[nn.Module]:
+    modules = chain(4)
+    return [*modules[:-1], WithEmbedding(modules[0], calls=False)]
+
+
 @pytest.mark.parametrize(
     ("modules", "schedule", "layers"),
     [
+        (called_inside, "zb-v", [1, 2, 2, 1]),
+        (taken_inside, "zb-v", [1, 2, 2, 1]),
         (tuples, "zb-h1", [1, 3]),
         (half_frozen, "1f1b", None),
         (tied, "zb-v", [1, 2, 2, 1]),
         (guided, "zb-h1", None),
         (in_place, "zb-v", [1, 1, 2, 2]),
     ],
-    ids=["tuples", "half frozen", "tied", "gradients inside", "in place"],
+    ids=["called inside", "taken inside", "tuples", "half frozen", "tied", "gradients inside", "in place"],
 )
 def test_other_modules(modules, schedule: str, layers: list[int] | None) -> None:
     work = partial(on_axes, schedule=schedule, layers=layers)
     found = on_ranks(2, work, {}, 2, ZERO3, 3, modules)
     [(losses, norms, state, _)] = on_ranks(1, lambda: plain(Chained(*modules()), 3))
     [there] = [one.losses for one in found if one.losses[0]]
-    if modules is tied:  # of whose gradient two stages sum a part each: another order of sums
+    if modules in (
+        tied,
+        called_inside,
+        taken_inside,
+    ):  # of whose gradient two stages sum a part each: another order of sums
         torch.testing.assert_close(torch.tensor(there), torch.tensor(losses), rtol=1e-6, atol=0)
     else:
         assert there == losses
@@ -422,3 +453,24 @@ def test_own_lists_and_modules_without_values() -> None:
     [expected] = on_ranks(1, alone, partial(from_values, values), 2, ONE)
     assert found[1].losses == expected.losses
     assert same_bits(whole(found), expected.state)
+
+
+@pytest.mark.parametrize(
+    "lists", [[[("forward", 0, 0), ("backward", 0, 0)]], [Action("forward", 0, 0), Action("backward", 0, 0)]]
+)
+def test_lists_of_what_is_no_action_are_refused(lists: Any) -> None:
+    assert refusal(lists_of, lists, 1, 1, None) == (
+        "a pipeline: a schedule has what is no action (allowed: lists of lowband.spec.schedule.Action, by rank)"
+    )
+
+
+def test_losses_are_in_the_order_of_micro_batches() -> None:
+    """Whatever the order in which they are computed."""
+    one_by_one = [Action(kind, 0, i) for i in (1, 0) for kind in ("forward", "backward")]
+    assert on_ranks(1, losses_of, [one_by_one]) == on_ranks(1, losses_of, "1f1b")
+
+
+def losses_of(schedule: Any) -> list[float]:
+    topology = lowband.Topology({}, Axes(pipeline=1))
+    pipe = lowband.Pipeline(chain(2), loss_of, ZERO3, topology, 2, schedule, compute_dtype=torch.float32)
+    return [float(loss) for loss in pipe.step(batches(0, 0, 2))]

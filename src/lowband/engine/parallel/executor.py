@@ -77,7 +77,7 @@ class Executor:
         self._outputs: dict[Place, list[torch.Tensor]] = {}
         self._deferred: dict[Place, Deferred] = {}
         self._kept = KeptGraphs() if self._trains and mail.trained == 1 else None  # in the first step
-        self._losses: list[torch.Tensor] = []
+        self._losses: dict[int, torch.Tensor] = {}  # by micro-batch
         self.ends: list[tuple[Action, float]] = []  # of what has run, by time.perf_counter()
 
     def run(self) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ class Executor:
                 unit.drop()
             if self._trains:
                 passes.end_backward()
-        return self._losses
+        return [self._losses[i] for i in sorted(self._losses)]
 
     # ---- actions
 
@@ -143,7 +143,7 @@ class Executor:
         if stage < self._plan.last:
             outputs = mail.give_output(stage, micro_batch, value)
         else:
-            outputs = [self._loss_of(value, self._micro_batches[micro_batch][1])]
+            outputs = [self._loss_of(value, micro_batch)]
             self._check_reach(outputs[0], value, place)
         if self._trains:
             self._outputs[place] = outputs
@@ -154,13 +154,13 @@ class Executor:
         """Whether it is a parameter whose gradient only the engine awaits."""
         return id(tensor) in self._leaves and not is_hooked(tensor)
 
-    def _loss_of(self, output: Any, target: Any) -> torch.Tensor:
-        loss = self._loss(output, target)
+    def _loss_of(self, output: Any, micro_batch: int) -> torch.Tensor:
+        loss = self._loss(output, self._micro_batches[micro_batch][1])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.requires_grad != self._trains:
             raise UserError(
                 "a pipeline's loss is no loss", allowed="one number that requires gradients, unless disabled"
             )
-        self._losses.append(loss.detach())
+        self._losses[micro_batch] = loss.detach()
         return loss
 
     def _check_reach(self, loss: torch.Tensor, output: Any, place: Place) -> None:

@@ -153,6 +153,8 @@ class Pipeline(nn.Module):
 
         options = Options(compute_dtype, reduce_dtype, overlap)
         own = {module for of_it in self._stages.values() for module in of_it}
+        # Of one that another one has inside, the parameters are the root's, as all that stages share.
+        own -= {inner for module in own for inner in module.modules() if inner is not module}
         self._lowband = Engine(
             self,
             of_stages,

@@ -4,6 +4,7 @@ All of it follows from the lists, on every rank alike, before anything is comput
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 from lowband.errors import UserError
@@ -80,7 +81,12 @@ def cut(modules: int, count: int, layers: Sequence[int] | None) -> list[Cut]:
             raise UserError(what, where="a pipeline", allowed="a module or more for each stage")
         size, more = divmod(modules, count)
         layers = [size + (stage < more) for stage in range(count)]
-    if len(layers) != count or min(layers) < 1 or sum(layers) != modules:
+    if (
+        not all(isinstance(number, Integral) for number in layers)
+        or len(layers) != count
+        or min(layers) < 1
+        or sum(layers) != modules
+    ):
         raise UserError(
             f"layers {list(layers)} for {count} stages of {modules} modules",
             where="a pipeline",
@@ -125,6 +131,13 @@ def lists_of(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int
         found = schedule
         if chunks is not None:
             raise UserError("chunks beside lists of actions", where="a pipeline", allowed="one of both")
+        if not all(
+            isinstance(each, list | tuple) and not isinstance(each, Action) for each in found
+        ) or not all(isinstance(action, Action) for each in found for action in each):
+            raise UserError(
+                "a schedule has what is no action", where="a pipeline",
+                allowed="lists of lowband.spec.schedule.Action, by rank",
+            )  # fmt: skip
     _check_lists(found, ranks, micro_batches)
     return found
 
