@@ -78,6 +78,22 @@ def test_it_comes_back(tmp_path: Path, ranks: int, steps_before: int) -> None:
         assert noted["scales"] == before["scales"] and torch.equal(noted["last"], before["last"])
 
 
+def saved_of_other_lengths(folder: str) -> int:
+    model, optimizer = prepared()
+    rank = torch.distributed.get_rank()
+    model[1].noted["seen"] = "x" * 1000 * (1 + rank)
+    checkpointer = lowband.Checkpointer(folder)
+    checkpointer.save(0, model, optimizer)
+    checkpointer.wait()
+    model, optimizer = prepared()
+    checkpointer.load_newest(model, optimizer)
+    return len(model[1].noted["seen"])
+
+
+def test_ranks_may_have_noted_more_than_the_first_whose_is_saved(tmp_path: Path) -> None:
+    assert on_ranks(2, saved_of_other_lengths, str(tmp_path)) == [1000, 1000]
+
+
 class Scaled(nn.Module):
     """One of several layers that share a module with a state of its own."""
 

@@ -42,6 +42,7 @@ from lowband.engine.checkpoint.snapshot import Snapshot
 from lowband.engine.checkpoint.stages import agreed, names_elsewhere, without
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
+from lowband.engine.transport.lane import outside_of_modes
 from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.errors import UserError
 
@@ -71,6 +72,7 @@ class Checkpointer:
         self.stall_s = 0.0  # time that the last `save` blocked its caller
         self.skipped: tuple[str, ...] = ()  # a line per checkpoint that `load_newest` skipped, newest first
 
+    @outside_of_modes()
     def save(
         self,
         step: int,
@@ -118,6 +120,7 @@ class Checkpointer:
         """The newest checkpoint in the folder, which may be damaged: see `load_newest`."""
         return next(iter(newest_first(self.folder)), None)
 
+    @outside_of_modes()
     def load(self, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Fill module and optimizer in place; returns the `extra` that was saved.
 
@@ -133,6 +136,7 @@ class Checkpointer:
             raise UserError("no checkpoint to load", where=self.folder, allowed="load_newest")
         return self._fill_in_memory(path, self._verify(path), module, optimizer)
 
+    @outside_of_modes()
     def load_newest(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         """Load the newest undamaged checkpoint; returns its `extra`, or None if there is no checkpoint.
 

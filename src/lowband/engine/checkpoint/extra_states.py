@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowband.engine.checkpoint.manifest import EXTRA
 from lowband.errors import UserError
-
-KIND = "extra."
 
 
 def extra_states(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -26,7 +25,7 @@ def extra_states(module: nn.Module) -> dict[str, torch.Tensor]:
         except Exception:  # of pickle, torch and the objects in it
             raise UserError(
                 f"its extra state, a {type(state).__name__}, could only be read back by running code",
-                where=f"module '{name.removeprefix(KIND)}'",
+                where=f"module '{name.removeprefix(EXTRA)}'",
                 allowed="tensors, numbers, text, and lists and dicts of them",
             ) from None
     return found
@@ -40,7 +39,7 @@ def names(module: nn.Module) -> set[str]:
 def check_readable(values: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Raise UserError unless `put` can read them. values: by name in the manifest, of any kind"""
     for name, value in values.items():
-        if name.startswith(KIND):
+        if name.startswith(EXTRA):
             try:
                 _decoded(value)
             except Exception:  # torch.load has one of many for bytes that are not its own
@@ -59,7 +58,7 @@ def put(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 def _with_extra_state(module: nn.Module) -> dict[str, nn.Module]:
     """One that is in several places by the name of each: on other stages of a pipeline it has one of them."""
     return {
-        f"{KIND}{name}": each
+        f"{EXTRA}{name}": each
         for name, each in module.named_modules(remove_duplicate=False)
         if type(each).get_extra_state is not nn.Module.get_extra_state
     }

@@ -3,9 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from lowband.engine.checkpoint.extra_states import KIND
 from lowband.engine.checkpoint.logical_tensors import Logical, Piece
-from lowband.engine.checkpoint.manifest import Group, Manifest, Saved
+from lowband.engine.checkpoint.manifest import EXTRA, Group, Manifest, Saved
 from lowband.engine.checkpoint.names import STEPS, replicas_in, state_of
 from lowband.errors import UserError
 
@@ -26,7 +25,7 @@ def check_fit(manifest: Manifest, folder: Path, here: Logical, random: dict[str,
         _check_names("", mine, theirs, folder)
         for name in mine:
             _check_same(name, here.pieces[name].saved, manifest.tensors[name], folder)
-    extra = ([name for name in found if name.startswith(KIND)] for found in (here.pieces, manifest.tensors))
+    extra = ([name for name in found if name.startswith(EXTRA)] for found in (here.pieces, manifest.tensors))
     _check_names("", *extra, folder)  # how many bytes each has may change
     _check_updates(manifest, folder, here)
     for name, piece in random.items():

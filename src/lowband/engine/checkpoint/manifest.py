@@ -31,6 +31,7 @@ from lowband.spec.yaml_model import Strict
 
 MANIFEST = "manifest.json"
 FORMAT = 2  # format 1 was written by torch.distributed.checkpoint
+EXTRA = "extra."  # before the name of a module whose extra state it is
 MOST_STEPS = 99_999_999  # eight digits: names of folders sort as their steps do
 
 Number = bool | int | float | None
@@ -154,7 +155,12 @@ class Content(Strict):
     numbers: dict[str, Number]
 
     def sum(self) -> str:
-        return _sum(self.model_dump())
+        """A checksum, but of how long extra states are: rank 0's are saved, and others may have noted more."""
+        any_length = {
+            name: each.model_copy(update={"shape": ()}) if name.startswith(EXTRA) else each
+            for name, each in self.tensors.items()
+        }
+        return _sum(self.model_copy(update={"tensors": any_length}).model_dump())
 
 
 class File(Strict):

@@ -19,6 +19,7 @@ from lowband.engine.checkpoint.restore import check_none_waits, in_memory, new_s
 from lowband.engine.checkpoint.stored import Reader, Stored, read_as_damaged
 from lowband.engine.passes.engine import engine_of
 from lowband.engine.transport.axis import world_timeout
+from lowband.engine.transport.lane import outside_of_modes
 from lowband.engine.transport.meeting import Meeting, Tick
 from lowband.errors import UserError
 
@@ -30,6 +31,7 @@ SAME = ("amsgrad", "maximize", "decoupled_weight_decay")
 _EXACT = (torch.float32, torch.bfloat16, torch.float16)  # fp32 holds each of their values
 
 
+@outside_of_modes()
 def load_peer_checkpoint(
     folder: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
