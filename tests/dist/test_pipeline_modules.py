@@ -263,11 +263,8 @@ def test_other_modules(modules, schedule: str, layers: list[int] | None) -> None
     found = on_ranks(2, work, {}, 2, ZERO3, 3, modules)
     [(losses, norms, state, _)] = on_ranks(1, lambda: plain(Chained(*modules()), 3))
     [there] = [one.losses for one in found if one.losses[0]]
-    if modules in (
-        tied,
-        called_inside,
-        taken_inside,
-    ):  # of whose gradient two stages sum a part each: another order of sums
+    if modules in (tied, called_inside, taken_inside):
+        # Of the shared gradient two stages sum a part each: another order of sums.
         torch.testing.assert_close(torch.tensor(there), torch.tensor(losses), rtol=1e-6, atol=0)
     else:
         assert there == losses
@@ -460,7 +457,8 @@ def test_own_lists_and_modules_without_values() -> None:
 )
 def test_lists_of_what_is_no_action_are_refused(lists: Any) -> None:
     assert refusal(lists_of, lists, 1, 1, None) == (
-        "a pipeline: a schedule has what is no action (allowed: lists of lowband.spec.schedule.Action, by rank)"
+        "a pipeline: a schedule has what is no action (allowed: lists of "
+        "lowband.spec.schedule.Action, by rank)"
     )
 
 

@@ -155,7 +155,7 @@ class Content(Strict):
     numbers: dict[str, Number]
 
     def sum(self) -> str:
-        """A checksum, but of how long extra states are: rank 0's are saved, and others may have noted more."""
+        """A checksum, but of how long extra states are: rank 0's are saved; others may have noted more."""
         any_length = {
             name: each.model_copy(update={"shape": ()}) if name.startswith(EXTRA) else each
             for name, each in self.tensors.items()

@@ -81,12 +81,8 @@ def cut(modules: int, count: int, layers: Sequence[int] | None) -> list[Cut]:
             raise UserError(what, where="a pipeline", allowed="a module or more for each stage")
         size, more = divmod(modules, count)
         layers = [size + (stage < more) for stage in range(count)]
-    if (
-        not all(isinstance(number, Integral) for number in layers)
-        or len(layers) != count
-        or min(layers) < 1
-        or sum(layers) != modules
-    ):
+    are_numbers = all(isinstance(number, Integral) for number in layers)
+    if not are_numbers or len(layers) != count or min(layers) < 1 or sum(layers) != modules:
         raise UserError(
             f"layers {list(layers)} for {count} stages of {modules} modules",
             where="a pipeline",
@@ -131,9 +127,8 @@ def lists_of(schedule: Name | Lists, ranks: int, micro_batches: int, chunks: int
         found = schedule
         if chunks is not None:
             raise UserError("chunks beside lists of actions", where="a pipeline", allowed="one of both")
-        if not all(
-            isinstance(each, list | tuple) and not isinstance(each, Action) for each in found
-        ) or not all(isinstance(action, Action) for each in found for action in each):
+        are_lists = all(isinstance(each, list | tuple) and not isinstance(each, Action) for each in found)
+        if not are_lists or not all(isinstance(action, Action) for each in found for action in each):
             raise UserError(
                 "a schedule has what is no action", where="a pipeline",
                 allowed="lists of lowband.spec.schedule.Action, by rank",
