@@ -377,12 +377,8 @@ def test_the_run_is_over_though_one_died_late() -> None:
 
 
 def test_the_run_is_not_over_because_one_that_joined_again_had_left_before() -> None:
-    store = dist.HashStore()
-    first, second = Rounds(store, 0, 1.0), Rounds(store, 1, 1.0)
-    for each in (first, second):
-        assert each.begins([0, 1], "state")
-    for each in (first, second):
-        each.wait_for_all(time.monotonic())
+    first, second = _two()
+    store = first._store.underlying_store
     first.leave()
     second.over(Record([second.me], []))
     again = Rounds(store, 0, 1.0)
