@@ -151,7 +151,8 @@ def test_bad_checkpoints_are_refused(content: Any, words: str, tmp_path: Path) -
         path.write_bytes(content)
     elif content is not None:
         save_file(content, path)
-    assert words in on_ranks(1, refused, tmp_path)[0]
+    # On four ranks some hold nothing of what is missing, and do not look for it.
+    assert all(words in found for ranks in (1, 4) for found in on_ranks(ranks, refused, tmp_path))
 
 
 def test_files_that_a_module_with_values_would_not_read_are_refused(tmp_path: Path) -> None:

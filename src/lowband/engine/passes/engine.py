@@ -3,7 +3,7 @@
 The order of events in a pass is that of passes.hooks; passes.passes says which other ones there are.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.places import Places
 from lowband.engine.replicas.replicas import Replicas
 from lowband.engine.transport.axis import Axis
-from lowband.engine.transport.consistency import check_same_sharding, check_schemes
+from lowband.engine.transport.consistency import agreed, check_same_sharding, check_schemes
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.changes import check_unsharded
 from lowband.engine.units.division import Wrap, divide
@@ -36,6 +36,8 @@ from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
+
+Group = tuple[nn.Module, str, list[list[Slot]]]  # of a unit: its owner, its name, its parameters' places
 
 
 class Engine:
@@ -74,6 +76,7 @@ class Engine:
             "reduce_dtype": str(options.reduce_dtype),
             "collectives": options.pattern,
             "seed of initial values": seed,
+            "whether init is given": init is not None,
         }
         check_same_sharding(module, scheme, placed, alike, axis, self._of_experts(module))
         first = next(module.parameters(), None)
@@ -92,31 +95,39 @@ class Engine:
         self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
         initial = Initial(module, init, seed, self.device, self.meter)
-        initial.fill_buffers(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary
 
-        shared = self.ledger, self.meter, self.device, options
-        self.collectives = Collectives(scheme, axis, *shared)
+        self._shared = self.ledger, self.meter, self.device, options
+        self.collectives = Collectives(scheme, axis, *self._shared)
         self.lanes = self.collectives.lanes
         self.units: list[Unit] = []
         unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
-        collectives = {(scheme, axis): self.collectives}
-        names = {p: name if (of := tied_to(p)) is None else of.name for name, p in module.named_parameters()}
-        for (owner, name, slots), placed in zip(groups, schemes, strict=True):
-            along = self._axis_of(slots)
-            if (placed, along) not in collectives:
-                collectives[placed, along] = Collectives(placed, along, *shared)
-            named = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, named, collectives[placed, along], initial, unit_of)
-            self.units.append(unit)
-            self.units_of.setdefault(owner, []).append(unit)
+        # A rank reads only what it holds of the values: what is wrong with them all must hear of.
+        agreed(lambda: self._make_units(zip(groups, schemes, strict=True), initial, unit_of))
         parts = module, self.units, self.units_of, axis, self.tensor
         self.passes = Passes(*parts, at_boundary=lambda: self.sync)
         self._hooks = Hooks(self.passes, unit_of, options, self.device, self.ledger, self.meter)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
+
+    def _make_units(
+        self, placed: Iterable[tuple[Group, Scheme]], initial: Initial, unit_of: dict[int, Unit]
+    ) -> None:
+        """Each with its shards, filled; and the module's buffers."""
+        initial.fill_buffers(self.module)
+        collectives = {(self.collectives.scheme, self.axis): self.collectives}
+        named = self.module.named_parameters()
+        names = {p: name if (of := tied_to(p)) is None else of.name for name, p in named}
+        for (owner, name, slots), scheme in placed:
+            along = self._axis_of(slots)
+            if (scheme, along) not in collectives:
+                collectives[scheme, along] = Collectives(scheme, along, *self._shared)
+            of_slots = [names[getattr(*places[0])] for places in slots]
+            unit = Unit(name, slots, of_slots, collectives[scheme, along], initial, unit_of)
+            self.units.append(unit)
+            self.units_of.setdefault(owner, []).append(unit)
 
     @property
     def is_first(self) -> bool:
@@ -206,7 +217,7 @@ class Engine:
 
 
 def _schemes_of(
-    groups: Sequence[tuple[nn.Module, str, list[list[Slot]]]],
+    groups: Sequence[Group],
     scheme: Scheme,
     scheme_of: Callable[[str, nn.Module], Scheme],
     levels: Levels,

@@ -2,14 +2,14 @@
 
 import hashlib
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.transport.axis import Axis
-from lowband.engine.transport.everyone import everyones, warn
+from lowband.engine.transport.everyone import everyones, to_send, warn
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
@@ -88,6 +88,21 @@ def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
 def is_alone() -> bool:
     """Whether there are no other ranks to compare with: one rank, or torch's fake group."""
     return dist.get_world_size() == 1 or dist.get_backend() == "fake"
+
+
+def agreed(work: Callable[[], None]) -> None:
+    """Do it. If it fails on some ranks, they raise its error, and the others that of the lowest of them."""
+    error = None
+    try:
+        work()
+    except Exception as raised:  # the other ranks would wait for this one
+        error = raised
+    errors = [] if is_alone() else everyones(None if error is None else to_send(error))
+    if error is not None:
+        raise error
+    for other in errors:
+        if other is not None:
+            raise other
 
 
 def facts_of(

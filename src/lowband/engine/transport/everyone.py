@@ -45,3 +45,13 @@ def warn(text: str) -> None:
     """One line, on the rank that speaks for all."""
     if speaks_for_all():  # explicitly, because otherwise a second line shows the source of this one
         warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
+
+
+def to_send(error: Exception) -> Exception:
+    """The error in a form that can be pickled: one line that names the file or the rank."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f"cannot be read or written: {error.strerror}", where=error.filename)
+    first_line = next(iter(str(error).splitlines()), "")
+    return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {first_line}")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from lowband.errors import UserError
+from lowband.engine.transport.everyone import to_send
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
 
@@ -51,7 +51,7 @@ class Meeting:
             result = work()
         except Exception as raised:  # the other ranks wait for it
             error = raised
-        errors = self.everyone(None if error is None else _to_send(error))
+        errors = self.everyone(None if error is None else to_send(error))
         first = next((other for other in errors if other is not None), None)
         if first is not None:
             raise first from error
@@ -133,16 +133,6 @@ class _Running:
 
     def _tick(self) -> None:
         self.moved_at = time.monotonic()
-
-
-def _to_send(error: Exception) -> Exception:
-    """The error in a form that can be pickled: one line that names the file or the rank."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, OSError) and error.filename is not None:
-        return UserError(f"cannot be read or written: {error.strerror}", where=error.filename)
-    first_line = next(iter(str(error).splitlines()), "")
-    return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {first_line}")
 
 
 def as_here(device: torch.device) -> Context:
