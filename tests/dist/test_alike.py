@@ -60,6 +60,24 @@ def test_tensor_ranks_have_one_batch_and_draw_alike(sequence_parallel: bool) -> 
         assert all("rank 1 has other states of random numbers than rank 0" in text for text in texts)
 
 
+def drawing_alone() -> list[str]:
+    topology, tokens, found = lowband.Topology({}, Axes(tensor=2)), torch.arange(8).view(2, 4), []
+    model = lowband.parallelize(Dropping(), PLAN, topology)
+    lowband.shard(model, "zero3", topology, nn.Linear, compute_dtype=torch.float32)
+    if dist.get_rank():
+        model.down.register_forward_hook(lambda *_: print(f"sampled {torch.rand(1)}"))
+    torch.manual_seed(0)
+    for _ in range(2):
+        found.append(answer(lambda: model(tokens)))
+    return found
+
+
+def test_one_tensor_rank_that_draws_alone_is_found_out() -> None:
+    for first, second in on_ranks(2, drawing_alone):
+        assert first == ""
+        assert "rank 1 has other states of random numbers than rank 0" in second
+
+
 def on_pipeline_ranks() -> list[str]:
     topology, rank = lowband.Topology({}, Axes(pipeline=2)), dist.get_rank()
     found, data = [], batches(0, 0, 3)

@@ -10,6 +10,7 @@ import torch
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IS_HIP = torch.version.hip is not None
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # that the kernels compute with
 _IS_INSTALLED = find_spec("triton") is not None
 
 

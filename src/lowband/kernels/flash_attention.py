@@ -21,7 +21,7 @@ Shape letters: B batch, N query heads, G key heads (N a multiple: grouped querie
 import torch
 
 from lowband.errors import UserError
-from lowband.kernels.device import IS_INTERPRETED, runs_triton
+from lowband.kernels.device import DTYPES, IS_INTERPRETED, runs_triton
 
 HEAD_SIZES = (32, 64, 128, 256)
 MOST_HEADS = 65535  # in the whole batch: the limit of a CUDA grid's second dimension
@@ -117,7 +117,7 @@ def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
         raise UserError(
             f"head size {head_size} is not supported", where="attention flash2", allowed=HEAD_SIZES
         )
-    if heads % kv_heads:
+    if kv_heads < 1 or heads % kv_heads:
         raise UserError(
             f"{heads} query heads are not a multiple of {kv_heads} key heads", where="attention flash2"
         )
@@ -195,6 +195,11 @@ def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | N
     """The scale. Raises UserError for what the kernels do not support."""
     require(q.device)
     _check_shapes(q, k, v)
+    if q.dtype not in DTYPES or {(x.dtype, x.device) for x in (k, v)} != {(q.dtype, q.device)}:
+        given = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+        raise UserError(
+            f"q, k, v of {given}", where="attention flash2", allowed="fp16, bf16 or fp32, one device"
+        )
     D = q.shape[3]
     check_heads(q.shape[1], k.shape[1], D)
     check_dtype(q.dtype, D, q.device)

@@ -17,7 +17,7 @@ import torch
 
 from lowband.cost.softmax import GPU_ALGORITHMS
 from lowband.errors import UserError
-from lowband.kernels.device import runs_triton
+from lowband.kernels.device import DTYPES, runs_triton
 
 
 def inputs(
@@ -39,12 +39,14 @@ def softmax(x: torch.Tensor, algorithm: str = "two_pass") -> torch.Tensor:
     """Softmax along the last dim of [..., columns], differentiable, in x's dtype (fp16, bf16, fp32).
 
     Sums are fp32. A row with an infinity or a NaN gives the same result as torch.softmax.
-    Raises UserError without a GPU, for an empty tensor, and for an unknown algorithm.
+    Raises UserError without a GPU, for an empty tensor, another dtype, and an unknown algorithm.
     """
     if algorithm not in GPU_ALGORITHMS:
         raise UserError(f"unknown algorithm '{algorithm}'", where="softmax", allowed=GPU_ALGORITHMS)
     if x.numel() == 0 or x.ndim == 0:
         raise UserError(f"shape {tuple(x.shape)}", where="softmax", allowed="[..., columns], not empty")
+    if x.dtype not in DTYPES:
+        raise UserError(f"{x.dtype}", where="softmax", allowed="fp16, bf16, fp32")
     if not runs_triton(x.device):
         raise UserError(f"needs Triton and a CUDA or ROCm device, not {x.device.type}", where="softmax")
     return _Softmax.apply(x, algorithm)

@@ -230,12 +230,23 @@ def test_bf16_by_upcast(device) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((1, 1, 1, 8, 8, 80), "head size 80"), ((1, 3, 2, 8, 8, 32), "3 query heads are not a multiple of 2")],
+    [
+        ((1, 1, 1, 8, 8, 80), "head size 80"),
+        ((1, 3, 2, 8, 8, 32), "3 query heads are not a multiple of 2"),
+        ((1, 2, 0, 8, 8, 32), "2 query heads are not a multiple of 0"),
+    ],
 )
 def test_what_is_not_served_is_refused(device, shape, message: str) -> None:
     q, k, v, _ = inputs(shape, torch.float32, device)
     with pytest.raises(UserError, match=message):
         attention(q, k, v)
+
+
+def test_other_and_mixed_dtypes_are_refused(device) -> None:
+    q, k, v, _ = inputs((1, 1, 1, 8, 8, 32), torch.float32, device)
+    for given in ((q, k, v.half()), (q.half(), k, v), (q.double(), k.double(), v.double())):
+        with pytest.raises(UserError, match="fp16, bf16 or fp32, one device"):
+            attention(*given)
 
 
 def test_wide_heads_of_fp32_are_refused_on_a_gpu() -> None:

@@ -118,3 +118,5 @@ def test_powers_of_two_are_exact(device) -> None:
 def test_what_is_not_served_is_refused(device) -> None:
     with pytest.raises(UserError, match="unknown algorithm 'four_pass'"):
         softmax(torch.zeros(2, 2, device=device), "four_pass")
+    with pytest.raises(UserError, match="float64"):
+        softmax(torch.zeros(2, 2, dtype=torch.float64, device=device))

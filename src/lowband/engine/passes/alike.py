@@ -43,6 +43,7 @@ class Alike:
         self._before: list[torch.Tensor] = []
         self._compared: set[str] = set()  # parameters whose gradients were
         self._steps = 0  # in which some were
+        self._asked = 0  # forwards behind which ranks have told each other whether they drew
 
     def watch(self, module: nn.Module) -> None:
         """Compare at each forward of the module."""
@@ -82,6 +83,10 @@ class Alike:
         """It has ended. Raises UserError, on every rank of the axis, if ranks that draw begin differently."""
         before, self._before = self._before, []
         changed = any(not torch.equal(a, b) for a, b in zip(before, self._states(), strict=False))
+        if not self._draws and self._asked < STEPS:  # one rank alone may have: it must not compare alone
+            self._asked += 1
+            mine = torch.tensor([[changed]], dtype=torch.int64, device=self._device)
+            changed = bool(self._along.gathered(mine, ALIKE_GATHER, 0, "draws").any())
         self._draws |= changed
         if self._draws:
             sums: list[int | None] = [sum(map(_sum, before))]
