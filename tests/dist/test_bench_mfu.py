@@ -5,6 +5,7 @@ import torch
 
 from lowband.bench import mfu
 from lowband.bench.mfu import Way
+from lowband.spec.config import Config
 from tests.checkout import ROOT
 
 
@@ -31,6 +32,20 @@ def test_ways_take_turns_and_one_that_fails_is_an_outcome(monkeypatch: pytest.Mo
         assert outcomes.get(row.outcome) == (way if way in outcomes.values() else None), row
         assert (row.step_s is None) == (row.outcome != "ok") and row.mfu is None
     assert len(rows) == 2 * (2 + 4 * mfu.STEPS)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_peak_is_the_gpus_own(gpu: str, tflops: float | None) -> None:
+    assert mfu.peak_of(gpu, Config(ROOT)) == (tflops and tflops * 1e12)
 
 
 def test_nothing_is_built_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ bare module computes under autocast, as plain torch does.
 """
 
 import gc
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,7 +34,6 @@ from lowband.spec.scheme import Scheme
 
 ROUNDS, WARMUP, STEPS = 2, 2, 8
 CLIP, LEARNING_RATE = 1.0, 1e-4
-MACHINE = "cuda"  # whose peak a share is of
 LIMIT_S = 100  # nothing is built that would end after this
 JOB_LIMIT_S = 600
 
@@ -71,7 +71,7 @@ WAYS = (
 
 
 class Step(NamedTuple):
-    """mfu:  of a GPU, model FLOPs (cost.flops) over its peak's
+    """mfu:  of a GPU of which a machine file states the peak in bf16, model FLOPs (cost.flops) over it
     outcome: ok | oom | the error, of these without a time
     """
 
@@ -96,15 +96,31 @@ def bench(root: Path) -> list[Step]:
     device = "cuda" if torch.cuda.device_count() else "cpu"  # does not initialise CUDA: the rank is forked
     setup, config = SETUPS[device], Config(root)
     spec = config.model(setup.model).model_copy(update={"seq_len": setup.seq_len})
-    tokens, peak = setup.sequences * setup.seq_len, config.machine(MACHINE).device.peak_tflops["bf16"] * 1e12
+    tokens = setup.sequences * setup.seq_len
+    peak = peak_of(on_ranks(1, torch.cuda.get_device_name)[0], config) if device == "cuda" else None
     flops = model_flops_per_token(spec, setup.seq_len) * tokens
     [found] = on_ranks(1, _measured, device, config.scheme(SCHEME), spec, time_limit_s=JOB_LIMIT_S)
     rows = []
     for turn, way, seconds, outcome, peak_bytes in found:
         for step, each in enumerate(seconds or [None], 1):
-            mfu = flops / each / peak if each and device == "cuda" else None
+            mfu = flops / each / peak if each and peak else None
             rows.append(Step(device, spec.name, tokens, *way, turn, step, each, mfu, peak_bytes, outcome))
     return rows
+
+
+def peak_of(gpu: str, config: Config) -> float | None:
+    """FLOP/s in bf16 of a GPU, by the machine files: its name has the first word of theirs (H100, MI300X).
+
+    None of those on cards of another form, which are slower: the files are of modules.
+    """
+    words = re.split(r"[^A-Za-z0-9]+", gpu)
+    if "PCIe" in words or "NVL" in words:
+        return None
+    for cluster in config.clusters:
+        of = config.machine(cluster).device
+        if re.split(r"[ -]", of.name)[0] in words and "bf16" in of.peak_tflops:
+            return of.peak_tflops["bf16"] * 1e12
+    return None
 
 
 def _measured(device: str, scheme: Scheme, spec: ModelSpec) -> list[tuple[int, Way, list[float], str, int]]:
