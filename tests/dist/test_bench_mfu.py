@@ -40,7 +40,11 @@ def test_ways_take_turns_and_one_that_fails_is_an_outcome(monkeypatch: pytest.Mo
         ("NVIDIA H200", 989),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-SXM-64GB", 354),
+        ("AMD Instinct MI300X", 1307.4),
         ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )

@@ -109,16 +109,20 @@ def bench(root: Path) -> list[Step]:
 
 
 def peak_of(gpu: str, config: Config) -> float | None:
-    """FLOP/s in bf16 of a GPU, by the machine files: its name has the first word of theirs (H100, MI300X).
+    """FLOP/s in bf16 of a GPU, by the machine files: its name has the first word of theirs (H100, MI300X),
+    and no other memory.
 
-    None of those on cards of another form, which are slower: the files are of modules.
+    None of cards of another form and of parts of a GPU, which are slower: the files are of whole modules.
     """
-    words = re.split(r"[^A-Za-z0-9]+", gpu)
-    if "PCIe" in words or "NVL" in words:
+    words = set(re.split(r"[^A-Z0-9]+", gpu.upper()))
+    if words & {"PCIE", "NVL", "MIG"}:
         return None
+    memory = {word for word in words if re.fullmatch(r"\d+GB", word)}
     for cluster in config.clusters:
         of = config.machine(cluster).device
-        if re.split(r"[ -]", of.name)[0] in words and "bf16" in of.peak_tflops:
+        chip, *rest = re.split(r"[^A-Z0-9]+", of.name.upper())
+        is_chip = chip in words and any(letter.isdigit() for letter in chip)
+        if is_chip and memory <= set(rest) and "bf16" in of.peak_tflops:
             return of.peak_tflops["bf16"] * 1e12
     return None
 

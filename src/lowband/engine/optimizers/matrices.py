@@ -125,7 +125,7 @@ class Matrices:
         self._moved = [share for share in self._shares if share.has_gradients]
         for share in self._moved:
             share.begin()
-        self._engine.passes.backward.are_taken |= bool(self._moved)
+        self._engine.passes.backward.are_taken = True
         for handle in [share.submit(GATHER, share.fetch) for share in self._moved]:
             handle.wait()
         self._engine.at_owners += 1

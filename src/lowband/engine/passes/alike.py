@@ -3,7 +3,8 @@
 Ranks along tensor compute one batch together, those along pipeline one after the other. If a program gives
 each of them a batch of its own, as a sampler of all ranks does, losses fall and mean nothing. The same holds
 for tensor ranks that drop different values of activations which all of them have. Neither is an error by
-itself, so it is looked for: inputs once, random numbers in every step of a module that draws some.
+itself, so it is looked for: inputs once, random numbers in every step of a module that draws some in one of
+the first STEPS.
 
 [Note: gradients] Tensor ranks compute the gradient of a parameter that all of them have whole, and which the
 plan does not call partial, from the same values, so it is the same up to what atomic sums on a GPU round
@@ -83,11 +84,11 @@ class Alike:
         """It has ended. Raises UserError, on every rank of the axis, if ranks that draw begin differently."""
         before, self._before = self._before, []
         changed = any(not torch.equal(a, b) for a, b in zip(before, self._states(), strict=False))
-        if not self._draws and self._asked < STEPS:  # one rank alone may have: it must not compare alone
+        if not self._draws and torch.is_grad_enabled() and self._asked < STEPS:
             self._asked += 1
             mine = torch.tensor([[changed]], dtype=torch.int64, device=self._device)
-            changed = bool(self._along.gathered(mine, ALIKE_GATHER, 0, "draws").any())
-        self._draws |= changed
+            # Of all: one rank may draw alone, and must not compare alone.
+            self._draws = bool(self._along.gathered(mine, ALIKE_GATHER, 0, "draws").any())
         if self._draws:
             sums: list[int | None] = [sum(map(_sum, before))]
             self._compare("states of random numbers", sums, "the same seed on all of them, or no dropout")

@@ -44,7 +44,7 @@ class Backward:
         self._tensor, self._device = tensor, units[0].collectives.device
         self._bucket_of = {unit: bucket for bucket in buckets for unit in bucket.units}
         self.runs = False
-        self.are_taken = False  # by lowband.Matrices, since the last one, gradients of some shards
+        self.are_taken = False  # gradients by lowband.Matrices, since it ended
         self.in_use: set[Unit] = set()
         self.sum_tied: Callable[[list[tuple[Unit, torch.Tensor]]], None] = lambda _: None
         self.compare: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None

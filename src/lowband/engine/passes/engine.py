@@ -3,7 +3,7 @@
 The order of events in a pass is that of passes.hooks; passes.passes says which other ones there are.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 import torch
@@ -76,7 +76,6 @@ class Engine:
             "reduce_dtype": str(options.reduce_dtype),
             "collectives": options.pattern,
             "seed of initial values": seed,
-            "whether init is given": init is not None,
         }
         check_same_sharding(module, scheme, placed, alike, axis, self._of_experts(module))
         first = next(module.parameters(), None)
@@ -94,7 +93,6 @@ class Engine:
         del first  # the whole parameters are freed unit by unit
         self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
-        initial = Initial(module, init, seed, self.device, self.meter)
         self.sync = True  # whether the next backward ends at an accumulation boundary
 
         self._shared = self.ledger, self.meter, self.device, options
@@ -103,8 +101,11 @@ class Engine:
         self.units: list[Unit] = []
         unit_of: dict[int, Unit] = {}  # by the storage of its gathered weights
         self.units_of: dict[nn.Module, list[Unit]] = {}
+        places = self._with_collectives(groups, schemes)
         # A rank reads only what it holds of the values: what is wrong with them all must hear of.
-        agreed(lambda: self._make_units(zip(groups, schemes, strict=True), initial, unit_of))
+        agreed(
+            lambda: self._make_units(places, Initial(module, init, seed, self.device, self.meter), unit_of)
+        )
         parts = module, self.units, self.units_of, axis, self.tensor
         self.passes = Passes(*parts, at_boundary=lambda: self.sync)
         self._hooks = Hooks(self.passes, unit_of, options, self.device, self.ledger, self.meter)
@@ -112,20 +113,29 @@ class Engine:
         self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]
 
+    def _with_collectives(
+        self, groups: Sequence[Group], schemes: Sequence[Scheme]
+    ) -> list[tuple[Group, Collectives]]:
+        """Of each unit; all ranks make those that they need at once."""
+        made = {(self.collectives.scheme, self.axis): self.collectives}
+        found = []
+        for group, scheme in zip(groups, schemes, strict=True):
+            along = self._axis_of(group[2])
+            if (scheme, along) not in made:
+                made[scheme, along] = Collectives(scheme, along, *self._shared)
+            found.append((group, made[scheme, along]))
+        return found
+
     def _make_units(
-        self, placed: Iterable[tuple[Group, Scheme]], initial: Initial, unit_of: dict[int, Unit]
+        self, places: Sequence[tuple[Group, Collectives]], initial: Initial, unit_of: dict[int, Unit]
     ) -> None:
         """Each with its shards, filled; and the module's buffers."""
         initial.fill_buffers(self.module)
-        collectives = {(self.collectives.scheme, self.axis): self.collectives}
         named = self.module.named_parameters()
         names = {p: name if (of := tied_to(p)) is None else of.name for name, p in named}
-        for (owner, name, slots), scheme in placed:
-            along = self._axis_of(slots)
-            if (scheme, along) not in collectives:
-                collectives[scheme, along] = Collectives(scheme, along, *self._shared)
-            of_slots = [names[getattr(*places[0])] for places in slots]
-            unit = Unit(name, slots, of_slots, collectives[scheme, along], initial, unit_of)
+        for (owner, name, slots), collectives in places:
+            of_slots = [names[getattr(*of_one[0])] for of_one in slots]
+            unit = Unit(name, slots, of_slots, collectives, initial, unit_of)
             self.units.append(unit)
             self.units_of.setdefault(owner, []).append(unit)
 

@@ -97,12 +97,13 @@ def agreed(work: Callable[[], None]) -> None:
         work()
     except Exception as raised:  # the other ranks would wait for this one
         error = raised
-    errors = [] if is_alone() else everyones(None if error is None else to_send(error))
-    if error is not None:
-        raise error
-    for other in errors:
-        if other is not None:
-            raise other
+    try:
+        errors = [] if is_alone() else everyones(None if error is None else to_send(error))
+    except Exception as lost:  # without the others this one still has its own to tell
+        raise lost if error is None else error from lost
+    for each in (error, *errors):
+        if each is not None:
+            raise each
 
 
 def facts_of(

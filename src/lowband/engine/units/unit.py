@@ -293,7 +293,9 @@ class Unit:
     def check_unchanged(self) -> None:
         """Refuse values that a forward wrote into what the module computes with, and an interrupted one has
         not dropped."""
-        if not self._is_alone and self._computed.are_changed():
+        if not self.is_whole:
+            self.drop()  # which refuses them, and frees what has them
+        elif not self._is_alone and self._computed.are_changed():
             self._refuse_changes()
 
     def _refresh_whole(self, stale: bool) -> None:
