@@ -244,6 +244,51 @@ def test_experts_that_are_the_same_on_all_ranks_are_warned_of() -> None:
 # ---- what works
 
 
+class OneByOne(nn.Module):
+    """Experts of a user's own, a loop over those that have rows: with none it computes nothing."""
+
+    def __init__(self, of: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = of.up, of.down
+
+    def forward(
+        self, x: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out, begin = x.new_zeros(len(places), x.shape[1]), 0
+        for expert, rows in enumerate(counts.tolist()):
+            if rows:
+                own = slice(begin, begin + rows)
+                out[own] = torch.relu(x[places[own]] @ self.up[expert].mT) @ self.down[expert].mT
+                begin += rows
+        return out if weights is None else out * weights.unsqueeze(1)
+
+
+def _without_rows(route: str) -> list[tuple[str, torch.Tensor]]:
+    """A step in which every token goes to experts of the first rank."""
+    topology = lowband.Topology({}, lowband.Axes(expert=2, route=route))
+    model = model_of(ONE)
+    for layer in (model[1], model[2]):
+        layer.mixture.experts = OneByOne(layer.mixture.experts)
+    bias = torch.full((EXPERTS, 1), -5.0)
+    bias[0] = 5.0
+    with torch.no_grad():
+        for layer in (model[1], model[2]):
+            layer.norm.weight.zero_()
+            layer.norm.bias.fill_(1)
+            layer.mixture.router.weight.copy_(bias.expand(EXPERTS, H) / H)
+    lowband.spread_experts(model, topology)
+    lowband.shard(model, "zero3", topology, Layer, torch.float32)
+    x = torch.ones(3, H) * (1 + torch.distributed.get_rank())
+    model(x).square().mean().backward()
+    return [(name, p.grad.clone().as_subclass(torch.Tensor)) for name, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("route", ["flat", "merged"])
+def test_own_experts_that_get_no_rows_send_gradients_back(route: str) -> None:
+    for of_rank in on_ranks(2, _without_rows, route):
+        assert all(grad.isfinite().all() for _, grad in of_rank)
+
+
 def _copied_before() -> list[bool]:
     """A copy of a whole module, and one that is given other experts, compute with their own."""
     model = model_of()

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from lowband.engine.parallel import expert_products
 from lowband.engine.parallel.expert_products import products, runs_grouped
+from lowband.engine.parallel.experts import Experts
+from lowband.errors import UserError
 
 COUNTS = [5, 0, 11, 1, 0]
 HIDDEN, INNER = 16, 24
@@ -203,3 +205,30 @@ def test_mixtrals_experts() -> None:
     (y * torch.linspace(-1, 1, y.numel()).view(y.shape).double()).sum().backward()
     for a, b in zip(found, [y, x.grad, *(each.grad for each in theirs.parameters())], strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-12)
+
+
+def clipped(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.silu(x), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("activation", "words"),
+    [
+        (clipped, "the activation draws random numbers, and the backward computes it again"),
+        (torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.1)), "draws random numbers"),
+        (torch.nn.SiLU(inplace=True), "the activation changes its input"),
+        (torch.nn.PReLU(), "the activation PReLU has parameters"),
+    ],
+)
+def test_what_the_backward_could_not_compute_again_is_refused(activation: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        experts = Experts(2, HIDDEN, INNER, gated=True, activation=activation)
+        experts(torch.randn(3, HIDDEN), torch.tensor([2, 1]))
+
+
+def test_an_activation_that_autocast_widens() -> None:
+    experts = Experts(2, HIDDEN, INNER, activation=F.softplus)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = experts(torch.randn(3, HIDDEN), torch.tensor([2, 1]))
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16 and all(p.grad is not None for p in experts.parameters())

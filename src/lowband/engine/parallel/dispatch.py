@@ -118,6 +118,8 @@ class Dispatch:
             found = self._compute(
                 x, counts, rows, None if weights is None else weights.index_select(0, order)
             )
+            if not len(rows):  # a module of the user's own may compute nothing then
+                found = _Joined.apply(found, x, weights)
         else:
             bound, per = hops[0], span // hops[0].hop.count
             partners = self._partners(experts, bound, span)
@@ -268,6 +270,21 @@ class _Summed(torch.autograd.Function):
                 of_weights = (of_parts * parts.to(ctx.wide)).sum(1).to(weights.dtype)
             of_parts = of_parts * _column(weights, ctx.wide)
         return of_parts.to(ctx.dtype), None, of_weights, None, None
+
+
+class _Joined(torch.autograd.Function):
+    """`found`, whose backward goes on to the others, too, with zeros: partners await what it sends there."""
+
+    @staticmethod
+    def forward(ctx: Any, found: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weights)
+        return found.view_as(found)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weights = ctx.saved_tensors
+        return grad, torch.zeros_like(x), None if weights is None else torch.zeros_like(weights)
 
 
 def _column(weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from lowband.errors import UserError
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # the second: torch 2.9 and before
@@ -51,6 +53,7 @@ def products(
     up, gate: [E, I, H]; down: [E, H, I]: an expert's are as a linear layer's
     places:   [R] int64: row r is x[places[r]]
     weights:  [R], by which results are multiplied
+    Raises UserError for an activation that changes its input or draws random numbers.
     """
     if torch.is_autocast_enabled(x_RH.device.type):  # as a linear layer does
         dtype = torch.get_autocast_dtype(x_RH.device.type)
@@ -78,7 +81,7 @@ class _Products(torch.autograd.Function):
         before = [by.rows(rows, each.mT) for each in (up, gate) if each is not None]
         ctx.save_for_backward(x, up, down, gate, weights, places, *before)
         ctx.by, ctx.activation = by, activation
-        return by.rows(_inner(before, activation, weights), down.mT)
+        return by.rows(_inner_once(before, activation, weights), down.mT)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -114,8 +117,32 @@ def _inner(
 ) -> torch.Tensor:
     """What the last product is of. before: results of up and, if there is one, of gate"""
     up, *gate = before
-    inner = activation(gate[0]) * up if gate else activation(up)
+    inner = (activation(gate[0]) * up if gate else activation(up)).to(up.dtype)  # autocast widens some
     return inner if weights is None else (inner * weights.unsqueeze(1)).to(inner.dtype)
+
+
+def _inner_once(
+    before: Sequence[torch.Tensor], activation: Activation, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """The same, in the forward. Raises UserError if the backward could not compute it again."""
+    if torch.compiler.is_compiling() or isinstance(before[0], FakeTensor):
+        return _inner(before, activation, weights)
+    versions, states = [each._version for each in before], _random_states(before[0].device)
+    inner = _inner(before, activation, weights)
+    if versions != [each._version for each in before]:
+        what, allowed = "changes its input", "inplace=False"
+    elif not all(map(torch.equal, states, _random_states(before[0].device))):
+        what, allowed = "draws random numbers", "dropout behind the experts"
+    else:
+        return inner
+    raise UserError(
+        f"the activation {what}, and the backward computes it again", where="experts", allowed=allowed
+    )
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
 
 
 def runs_grouped(rows: torch.Tensor, widths: Sequence[int]) -> bool:

@@ -39,12 +39,16 @@ class Experts(nn.Module):
 
     up, gate: [experts, width, hidden], gate with `gated` alone; down: [experts, hidden, width]: an expert's
     are as a linear layer's, without biases
+    activation: a function of its input alone, which the backward computes again
     """
 
     def __init__(
         self, experts: int, hidden: int, width: int, gated: bool = False, activation: Activation = F.gelu
     ) -> None:
         super().__init__()
+        if isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
+            what = f"the activation {type(activation).__name__} has parameters, which would get no gradients"
+            raise UserError(what, where="experts", allowed="a function of its input alone")
         self.up = nn.Parameter(torch.empty(experts, width, hidden))
         self.gate = nn.Parameter(torch.empty(experts, width, hidden)) if gated else None
         self.down = nn.Parameter(torch.empty(experts, hidden, width))

@@ -90,6 +90,8 @@ class Router(nn.Module):
         super()._apply(*args, **kwargs)
         if bias is not None and self.bias.dtype != bias.dtype:
             self.bias = bias.to(self.bias.device)
+        if self._counts is not None:
+            self._counts = None if self.weight.is_meta else self._counts.to(self.weight.device)
         return self
 
     @property
