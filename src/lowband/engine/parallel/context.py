@@ -129,7 +129,12 @@ class Context:
         return torch.tensor(self.layout.positions(self._place, self._padded(tokens)), device=device)
 
     def places(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of tokens that were split. x: [B, its tokens, ...]"""
+        """The same of tokens that were split. x: [B, its tokens, ...]
+
+        Raises UserError for so many tokens as no split gives.
+        """
+        self._check_tokens(x.shape[1], "Context.places")
+        self._left_out.compare_length("places", x.shape[1])
         return self._positions(x.shape[1] * self._ranks, x.device)
 
     def split(self, x: torch.Tensor, dim: int = 1, fill: float = 0) -> torch.Tensor:
@@ -193,6 +198,7 @@ class Context:
             k, v = (_for_heads(x, H, heads) for x in (k, v))
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
+        q = q if q.stride(-1) == 1 else q.contiguous()  # torch's kernel of a CPU does not look at it
         out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
         return self._left_out.attended(_Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out)
 
@@ -225,12 +231,15 @@ class Context:
         ):
             allowed = "q [B, H, T, D], k and v [B, G, T, D] with H a multiple of G"
             raise UserError(f"shapes {', '.join(map(str, shapes))}", where=WHERE, allowed=allowed)
-        if q.shape[2] * self._ranks % self.layout.multiple:
-            allowed = f"multiples of {self.layout.multiple // self._ranks}, as split gives"
-            raise UserError(f"{q.shape[2]} tokens on a rank", where=WHERE, allowed=allowed)
+        self._check_tokens(q.shape[2], WHERE)
         if documents is not None and tuple(documents.shape) != (q.shape[0], q.shape[2]):
             what = f"documents {list(documents.shape)}"
             raise UserError(what, where=WHERE, allowed=f"[{q.shape[0]}, {q.shape[2]}]")
+
+    def _check_tokens(self, tokens: int, where: str) -> None:
+        if tokens * self._ranks % self.layout.multiple:
+            allowed = f"multiples of {self.layout.multiple // self._ranks}, as split gives"
+            raise UserError(f"{tokens} tokens on a rank", where=where, allowed=allowed)
 
     def _whole(self, documents: torch.Tensor) -> torch.Tensor:
         """Documents of the whole sequence, in its order."""
@@ -260,7 +269,8 @@ class Context:
     def mean(self, total: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
         """This rank's contribution to the mean of all tokens' losses, a scalar.
 
-        total:   sum of the losses of this rank's tokens that count
+        total:   sum of the losses of this rank's tokens that count; in fp32, because it is multiplied in its
+                 dtype, and gradients with it
         counted: bool, any shape: which of them do; it may be none of a rank's
 
         It is `total` divided by the number of tokens that count on all ranks that average their gradients
@@ -268,8 +278,8 @@ class Context:
         of these ranks: its average over them is the mean, and so are gradients that `lowband.shard` averages.
         The first call raises UserError, on every rank along context, if these have split different tokens.
         """
-        self._compare(counted.device)
-        count = counted.sum().to(torch.float64).view(1)
+        self._compare(total.device)
+        count = counted.sum().to(total.device, torch.float64).view(1)
         level = self._level()
         if (ranks := self._all.axis.levels.size(level)) > 1:
             count = self._all.gathered(count, TOKENS_COUNT, 0, "loss", level).sum()

@@ -1,8 +1,9 @@
 """What a program that divides tokens over ranks along context may have left out.
 
 A module that keeps its own attention, a loop that keeps its own mean or whole sequences: all of these train,
-wrongly, and nothing fails. So until the first `Context.mean` it is looked for, and warned of, because there
-are programs that are right without it. Sequences that are not split later are known by their lengths alone.
+wrongly, and nothing fails. So until the first `Context.mean` that trains it is looked for, and warned of,
+because there are programs that are right without it. Sequences that are not split later are known by their
+lengths alone.
 """
 
 import warnings
@@ -24,6 +25,7 @@ class LeftOut:
     def __init__(self, is_known: bool, has_all: bool) -> None:
         """is_known: nothing is looked for; has_all: whether each rank has all layers, and the loss"""
         self._is_known, self._has_all = is_known, has_all
+        self._is_mean = is_known  # whether losses that train are means over all ranks' tokens
         self._has_split = self._has_attended = False
         self._lengths: set[int] | None = None if is_known else set()  # that came of dividing; None: said
 
@@ -36,18 +38,19 @@ class LeftOut:
     def attended(self, out: torch.Tensor) -> torch.Tensor:
         """The same output of attention, [B, H, tokens, D], until it is known with word of its gradient."""
         self._has_attended = True
-        self._compare_length(out.shape[2])
-        return out if self._is_known else _Attended.apply(out, self)  # type: ignore[no-any-return]
+        self.compare_length("attention", out.shape[2])
+        return out if self._is_mean else _Attended.apply(out, self)  # type: ignore[no-any-return]
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    def _compare_length(self, tokens: int) -> None:
+    def compare_length(self, what: str, tokens: int) -> None:
         """Prompts between steps, say, may be given whole, of which each rank would take all for its part."""
         if self._lengths and tokens not in self._lengths:
             self._lengths = None
-            _warn(f"attention of {tokens} tokens on a rank, as no split gave: right of parts of a sequence")
+            _warn(f"{what} of {tokens} tokens on a rank, as no split gave: right of parts of a sequence")
 
     def loss(self) -> None:
         """A loss is a mean over all ranks' tokens."""
+        self._is_mean |= torch.is_grad_enabled()
         if self._is_known:
             return
         self._is_known = True
@@ -58,8 +61,8 @@ class LeftOut:
 
     def gradient(self) -> None:
         """A gradient comes to attention."""
-        if not self._is_known and self._has_all:
-            self._is_known = True
+        if not self._is_mean and self._has_all:
+            self._is_known = self._is_mean = True
             _warn("a loss that is no Context.mean is right only if it divides by the tokens of all ranks")
 
 
