@@ -1,5 +1,7 @@
 """Checkpoints of replicas that meet seldom: resumed between two exchanges, under other placements too."""
 
+import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from test_checkpoint import train
 from test_parity import SPEC, optimizer_of
 
 import lowband
+from lowband.engine.checkpoint import manifest
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
@@ -109,3 +112,65 @@ def test_resumed_between_two_exchanges(tmp_path: Path) -> None:
     _, got = on_ranks(2, resume_and_go_on, str(tmp_path), {"package": 1, "node": 1}, SHARDED)[0]
     for name, value in expected[0][1].items():
         assert torch.allclose(got[name], value, rtol=0, atol=3e-4), name
+
+
+class Counting(torch.nn.Module):
+    """What it has seen is in a buffer, as of a codebook or a balance of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.detach().sum(0)
+        return self.inner(x)
+
+
+def counted(folder: Path, from_file: bool) -> tuple[torch.Tensor, list[str]]:
+    """A replica's buffer after two steps, or after loading; what is said of whole parameters."""
+    topology = lowband.Topology({"node": 2})
+    torch.manual_seed(3)
+    model = lowband.shard(Counting(), SHARDED, topology, torch.nn.Linear, torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpointer = lowband.Checkpointer(folder)
+    if from_file:
+        checkpointer.load(checkpointer.latest(), model, optimizer)
+        return model.seen.clone(), []
+    for _ in range(2):
+        model(torch.full((3, 4), 1.0 + dist.get_rank() // 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpointer.save(1, model, optimizer, {})
+    checkpointer.wait()
+    said = []
+    for is_written in (False, True):
+        with warnings.catch_warnings(record=True) as found, torch.no_grad():
+            warnings.simplefilter("always")
+            if is_written:
+                for parameter in model.parameters():
+                    parameter.mul_(0.5)
+            lowband.full_state_dict(model)
+        said.append(" ".join(str(each.message) for each in found))
+    return model.seen.clone(), said
+
+
+def test_buffers_are_each_replicas_own_and_writes_behind_an_exchange_are_told_of(tmp_path: Path) -> None:
+    expected = on_ranks(4, counted, tmp_path, False)
+    for rank, (seen, (quiet, told)) in enumerate(expected):
+        assert torch.equal(seen, torch.full((4,), 6.0 * (1 + rank // 2)))
+        assert quiet == "" and ("parameters were written since the last step" in told) == (rank == 0)
+    for (seen, _), (loaded, _) in zip(expected, on_ranks(4, counted, tmp_path, True), strict=True):
+        assert torch.equal(loaded, seen)
+    # A checkpoint that has those of the first replica alone, as older ones.
+    assert torch.equal(on_ranks(4, counted, older(tmp_path), True)[3][0], expected[0][0])
+
+
+def older(folder: Path) -> Path:
+    """The same checkpoint without the buffers of other replicas."""
+    [path] = folder.glob(f"step-*/{manifest.MANIFEST}")
+    content = json.loads(path.read_text())
+    content["tensors"] = {name: entry for name, entry in content["tensors"].items() if ".buffer." not in name}
+    del content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": manifest._sum(content)}))
+    return folder

@@ -2,8 +2,9 @@
 
 A checkpoint holds logical tensors. Each rank writes the ranges that it owns into its own file, and reads the
 ranges that it owns under the scheme and rank count of the load. Only rank 0's persistent buffers (running
-statistics and the like) and extra states are saved, and every rank loads them. The random number generators'
-states, of the CPU and of the device, belong to ranks: they are restored only if there are as many ranks.
+statistics and the like; of replicas that meet seldom those of each one's first rank) and extra states are
+saved, and every rank loads them. The random number generators' states, of the CPU and of the device, belong
+to ranks: they are restored only if there are as many ranks.
 
 A checkpoint is a folder `step-00000010` (see `lowband.engine.checkpoint.manifest`). It is written as
 `.step-00000010.writing` and renamed when complete: an interrupted write never damages an earlier checkpoint.

@@ -106,6 +106,7 @@ class Logical:
             shards[name], parameters[name] = shard, piece
         size = engine.axis.levels.size(engine.collectives.scheme.level("replica"))
         place, own = engine.axis.place, names_of(engine, is_first=True)
+        is_first_of_replica = place % size == 0 and is_first_of_tensor(engine)
         pieces = {f"model.{name}": piece for name, piece in parameters.items()}
         numbers: dict[str, Number] = {}
         for name, shard in shards.items():
@@ -114,10 +115,11 @@ class Logical:
                 if isinstance(value, Number):
                     numbers[full] = value
                 else:
-                    is_first = place % size == 0 and is_first_of_tensor(engine) and name in own
+                    is_first = is_first_of_replica and name in own
                     pieces[full] = _state_piece(full, value, shard, parameters[name], is_first)
-        for name, buffer in (buffers(module) | extra_states(module)).items():
-            pieces[name] = _whole(buffer, writes=engine.is_first)
+        pieces |= {name: _whole(each, writes=is_first_of_replica) for name, each in buffers(module).items()}
+        for name, state in extra_states(module).items():
+            pieces[name] = _whole(state, writes=engine.is_first)
         updates: dict[str, Piece] = {}
         if engine.replicas is not None:
             engine.axis.check_alone("Checkpointer of replicas that meet seldom")

@@ -13,7 +13,7 @@ STEPS = "sync.steps"  # in every checkpoint of replicas that meet seldom
 
 def of_replica(name: str, replica: int) -> str:
     """The name of a replica's tensor in a manifest, given that of the first one's."""
-    is_own = name.partition(".")[0] in ("model", "optimizer", "swap")
+    is_own = name.partition(".")[0] in ("model", "optimizer", "swap", "buffer")
     return f"replica.{replica}.{name}" if is_own and replica else name
 
 
@@ -24,14 +24,16 @@ def seen_by(manifest: Manifest, replica: int) -> Manifest:
     """
     kept = manifest.firsts
     if STEPS in manifest.tensors:
-        names = {of_replica(name, replica): name for name in kept if not name.startswith("replica.")}
+        names = {seen_as(name, manifest, replica): name for name in kept if not name.startswith("replica.")}
         kept = {name: kept[full] for full, name in names.items() if full in kept}
     return manifest.model_copy(update={"tensors": kept})
 
 
 def seen_as(name: str, manifest: Manifest, replica: int) -> str:
     """The name in the manifest of what a replica sees under the first one's name."""
-    return of_replica(name, replica) if STEPS in manifest.tensors else name
+    full = of_replica(name, replica) if STEPS in manifest.tensors else name
+    # Older checkpoints have the buffers of the first replica alone.
+    return name if name.startswith("buffer.") and full not in manifest.tensors else full
 
 
 def replicas_in(manifest: Manifest) -> int:

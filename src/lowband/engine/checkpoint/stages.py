@@ -36,7 +36,11 @@ def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) ->
     for rank, (stage, sum_, _, buffers_) in enumerate(all_):
         first = first_of.setdefault(stage, rank)
         if sum_ != all_[first][1]:
-            raise UserError(f"rank {rank} saves a different step or state from rank {first}", where=where)
+            raise UserError(
+                f"rank {rank} saves a different step or state from rank {first}",
+                where=str(where),
+                allowed="the same step, states and options of param groups (a learning rate, too) on all ranks",
+            )
         for name in (name for name, each in buffers_.items() if each != all_[first][3].get(name)):
             warn(
                 f"a checkpoint has one '{name}', rank {first}'s, and rank {rank}'s is another (a buffer of a "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowband.engine.passes.engine import Engine
-from lowband.engine.transport.everyone import everyones
+from lowband.engine.transport.everyone import everyones, warn
 from lowband.engine.units.slice_of import SliceOf
 from lowband.engine.units.state_dict import own_state_dict
 from lowband.spec.activations import STATE_GATHER
@@ -21,9 +21,15 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
 
     Of replicas that meet seldom: the parameters that they agreed on last, or their mean if they never agree.
     Every rank must take every unit. A unit's tensors share memory that the next unit does not reuse.
+    Warns of parameters of such replicas that were written since the last step, as averages of them.
     """
     engine.put_shards()
     replicas = engine.replicas
+    if replicas is not None and replicas.is_written:
+        warn(
+            "parameters were written since the last step, and whole ones are those of replicas' last exchange, "
+            "which lack that: lowband.sync_replicas exchanges them"
+        )
     exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
     exchange_of = {each.unit: each for each in exchanges}
     for unit in engine.units:

@@ -70,6 +70,7 @@ class Replicas:
         self.others: Others | None = None
         self._open = {shard for each in self.exchanges for shard in each.unit.shards}  # not stepped yet
         self._trained = frozenset(self._open)
+        self._versions: list[int] = []  # of the units' shards, when they were last as this leaves them
         for each in self.exchanges:
             each.unit.changes.watcher = self
 
@@ -121,6 +122,7 @@ class Replicas:
         if self.others is not None:
             self.others.after_step()
         self.advance()
+        self._versions = self._present_versions()
 
     @property
     def is_between_steps(self) -> bool:
@@ -132,6 +134,7 @@ class Replicas:
         for each in self.exchanges:
             each.begin()
         self.steps, self.is_new = 0, False
+        self._versions = self._present_versions()
 
     def resume(self, steps: int, in_flight: Collection[Exchange]) -> None:
         """Go on with the state of a checkpoint, `steps` after a cycle began.
@@ -144,6 +147,7 @@ class Replicas:
         self.steps, self.is_new = min(steps, self.cycle - 1), False
         for each in in_flight:
             each.resume()
+        self._versions = self._present_versions()
 
     def check_alone(self, what: str, allowed: str) -> None:
         """Raises UserError if there are replicas that are other jobs."""
@@ -209,11 +213,20 @@ class Replicas:
             self.steps = 0
             if self.others is not None:
                 self.others.exchange(self.exchanges, 0.0, True)
-                return
-            moved = {name for of_rank in everyones(self._moved()) for name in of_rank}
-            for each in self.exchanges:
-                if each.unit.name in moved:
-                    each.agree()
+            else:
+                moved = {name for of_rank in everyones(self._moved()) for name in of_rank}
+                for each in self.exchanges:
+                    if each.unit.name in moved:
+                        each.agree()
+        self._versions = self._present_versions()
+
+    def _present_versions(self) -> list[int]:
+        return [each.unit.changes.version for each in self.exchanges]
+
+    @property
+    def is_written(self) -> bool:
+        """Whether parameters have been changed since the last step, which what replicas agreed on lacks."""
+        return self.sync.has_anchor and not self.is_new and self._versions != self._present_versions()
 
     def _moved(self) -> list[str]:
         return [each.unit.name for each in self.exchanges if each.has_moved]
