@@ -212,6 +212,10 @@ def shards_saved() -> None:
     saved_by_torch({"model": dict(sharded().named_parameters())})
 
 
+def copies_saved() -> None:
+    saved_by_torch({"average": {name: p.detach().clone() for name, p in sharded().named_parameters()}})
+
+
 def averaged_by_ddp() -> None:
     DistributedDataParallel(nn.Sequential(sharded()))
 
@@ -321,6 +325,7 @@ REFUSED: dict[Callable[[], None], str] = {
     optimizer_state_by_torch: "AdamW: torch.distributed.checkpoint would keep one rank's part of its states",
     optimizer_state_before_a_step: "AdamW: torch.distributed.checkpoint would keep one rank's part",
     optimizer_saved: "AdamW: torch.distributed.checkpoint would keep one rank's part of its states",
+    copies_saved: "torch.distributed.checkpoint would keep one rank's part (allowed: lowband.Checkpointer",
     shards_saved: "torch.distributed.checkpoint would keep one rank's part (allowed: lowband.Checkpointer",
     averaged_by_ddp: "Tower: DistributedDataParallel around a sharded module",
     traced: "Tower: torch.jit.trace of a sharded module",

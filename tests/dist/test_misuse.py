@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -13,6 +14,7 @@ from modules import Tower, inputs, is_layer
 from torch import nn
 
 import lowband
+from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
@@ -95,6 +97,35 @@ def first_frozen_after() -> None:
     model = sharded()
     model.scale.requires_grad_(False)
     model(inputs(0, dist.get_rank()))
+
+
+def frozen_inside() -> None:
+    model = sharded()
+    model.layers[0].register_forward_hook(lambda *_: model.scale.requires_grad_(False))
+    model(inputs(0, dist.get_rank()))
+
+
+def unfrozen_inside() -> None:
+    model = Choosing()
+    model.scale.requires_grad_(False)
+    lowband.shard(model, ZERO3, lowband.Topology(INNER), is_layer, compute_dtype=torch.float32)
+    model.layers[0].register_forward_hook(lambda *_: model.scale.requires_grad_(True))
+    said = []
+    for _ in range(2):
+        try:
+            model(inputs(0, dist.get_rank()))
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) == 2
+    raise UserError(said[1])
+
+
+def norm_of_parameters() -> None:
+    lowband.clip_grad_norm_(sharded().parameters(), 1.0)
+
+
+def norm_of_what_is_around() -> None:
+    lowband.clip_grad_norm_(torch.nn.Sequential(sharded()), 1.0)
 
 
 def optimizer_before() -> None:
@@ -268,6 +299,16 @@ def in_two_threads() -> None:
         (replaced, "Linear.weight of 'layers.1': the parameter was replaced or removed after lowband.shard"),
         (frozen_after, "requires_grad of 'layers.0' was changed after lowband.shard"),
         (first_frozen_after, "requires_grad of 'root' was changed after lowband.shard"),
+        (frozen_inside, "requires_grad of 'root' was changed after lowband.shard"),
+        (
+            unfrozen_inside,
+            "was changed after lowband.shard (allowed: freezing before lowband.shard; torch.no_gra",
+        ),
+        (
+            norm_of_parameters,
+            "generator: is no module (allowed: the sharded module itself, not its parameters)",
+        ),
+        (norm_of_what_is_around, "Sequential: the module is not sharded (allowed: its '0', which is)"),
         (optimizer_before, "SGD: holds 'root: Choosing.scale' from before lowband.shard"),
         (groups_by_shape, "AdamW: param group 0 is empty"),
         (not_by_element, "LBFGS: needs whole parameters"),
@@ -449,3 +490,26 @@ def decayed_by_shape() -> list[str]:
 def test_groups_by_whole_shape() -> None:
     expected = [name for name, p in Choosing().named_parameters() if p.ndim >= 2]
     assert on_ranks(4, decayed_by_shape) == [expected] * 4
+
+
+def beside_the_shards() -> list[list[str]]:
+    """What is said of three steps of an optimizer with a head around the sharded module, and without."""
+    found = []
+    for head in (nn.Linear(1, 1), nn.Identity()):
+        model = sharded()
+        optimizer = sgd([*model.parameters(), *head.parameters()])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for step in range(3):
+                head(model(inputs(step, dist.get_rank())).view(1, 1)).sum().backward()
+                optimizer.step()
+        found.append([str(each.message) for each in told])
+    return found
+
+
+def test_parameters_beside_the_shards_are_warned_of_once() -> None:
+    (first, quiet), *others = on_ranks(2, beside_the_shards)
+    assert quiet == [] and others == [[[], []]]
+    assert [text[:87] for text in first] == [
+        "SGD has 2 parameters beside the shards, the first of shape [1, 1]: no rank averages the"
+    ]

@@ -39,7 +39,7 @@ def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) ->
             raise UserError(
                 f"rank {rank} saves a different step or state from rank {first}",
                 where=str(where),
-                allowed="the same step, states and options of param groups (a learning rate, too) on all ranks",
+                allowed="on all ranks the same step, states and options of param groups (as lr)",
             )
         for name in (name for name, each in buffers_.items() if each != all_[first][3].get(name)):
             warn(

@@ -252,8 +252,12 @@ def _schemes_of(
 def engine_of(module: nn.Module) -> Engine:
     """The engine of a sharded module. Raises UserError if it is not sharded."""
     engine = getattr(module, "_lowband", None)
-    if not isinstance(engine, Engine):
-        raise UserError(
-            "the module is not sharded", where=type(module).__name__, allowed="after lowband.shard"
-        )
-    return engine
+    if isinstance(engine, Engine):
+        return engine
+    where, what, allowed = type(module).__name__, "the module is not sharded", "after lowband.shard"
+    if not isinstance(module, nn.Module):
+        what, allowed = "is no module", "the sharded module itself, not its parameters"
+    else:
+        inside = [name for name, child in module.named_modules() if hasattr(child, "_lowband")]
+        allowed = f"its '{inside[0]}', which is" if inside else allowed
+    raise UserError(what, where=where, allowed=allowed)

@@ -34,6 +34,8 @@ class Places:
         for each in module.modules():
             if callable(getattr(each, _RESIZE, None)):
                 setattr(each, _RESIZE, _Refused(_RESIZE, type(each).__name__))
+            if isinstance(each, nn.RNNBase):
+                each.flatten_parameters = _stay_in_place  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Raises UserError for a parameter that came in after sharding. See [Note: newcomers]."""
@@ -64,6 +66,10 @@ class Places:
         refuse_recording(where := type(self._module).__name__)
         refuse_compiled_autograd(where)
         self.check()
+
+
+def _stay_in_place() -> None:
+    """On a GPU torch's would give weights of recurrent layers other memory, which no update would reach."""
 
 
 class _Refused:

@@ -27,8 +27,8 @@ def units_gathered(engine: Engine) -> Iterator[list[tuple[nn.Parameter, torch.Te
     replicas = engine.replicas
     if replicas is not None and replicas.is_written:
         warn(
-            "parameters were written since the last step, and whole ones are those of replicas' last exchange, "
-            "which lack that: lowband.sync_replicas exchanges them"
+            "parameters were written since the last step, and whole ones are those of replicas' last "
+            "exchange, which lack that: lowband.sync_replicas exchanges them"
         )
     exchanges = [] if replicas is None or replicas.is_new else replicas.exchanges
     exchange_of = {each.unit: each for each in exchanges}

@@ -9,7 +9,7 @@ before the copy is used again.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -81,15 +81,18 @@ class Changes:
             for shard in self._empty:
                 is_moved |= shard.dtype != self._master.dtype or shard.device != self._master.device
         if is_changed and trains:
-            raise UserError(
-                f"requires_grad of '{self._unit}' was changed after lowband.shard",
-                allowed="freezing before lowband.shard; torch.no_grad() for single passes",
-            )
+            self.refuse_frozen()
         if is_moved:
             raise UserError(
                 f"parameters of '{self._unit}' were moved or cast after lowband.shard",
                 allowed="module.to(...) before lowband.shard; its compute_dtype",
             )
+
+    def refuse_frozen(self) -> NoReturn:
+        raise UserError(
+            f"requires_grad of '{self._unit}' was changed after lowband.shard",
+            allowed="freezing before lowband.shard; torch.no_grad() for single passes",
+        )
 
     def take_sample(self) -> None:
         """Remember some values of `master`. See [Note: uncounted writes]."""

@@ -5,7 +5,7 @@ rules for matrices in optimizers, are chosen by `ndim`. `shape`, `size()` and `n
 because optimizers allocate and launch by them.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -41,3 +41,11 @@ class SeenWhole(torch.Tensor):
                 "lowband.Matrices for optimizers of matrices",
             )
         return torch.Tensor.size(self, *(() if dim is None else (dim,)))  # type: ignore[arg-type]
+
+    def __create_write_items__(self, name: str, _object: Any) -> NoReturn:
+        """What torch.distributed.checkpoint calls to save it."""
+        raise UserError(
+            "torch.distributed.checkpoint would keep one rank's part",
+            where=name,
+            allowed="lowband.Checkpointer, lowband.save_safetensors, lowband.full_state_dict",
+        )

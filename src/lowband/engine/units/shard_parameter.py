@@ -159,14 +159,6 @@ class ShardParameter(NotDrawn, SeenWhole, CountedParameter):
             allowed="lowband.full_state_dict, lowband.Checkpointer; p.detach() for this rank's values",
         )
 
-    def __create_write_items__(self, _fqn: str, _object: Any) -> NoReturn:
-        """What torch.distributed.checkpoint calls to save it."""
-        raise UserError(
-            "torch.distributed.checkpoint would keep one rank's part",
-            where=self.shard_of.name,
-            allowed="lowband.Checkpointer, lowband.save_safetensors, lowband.full_state_dict",
-        )
-
     def __repr__(self) -> str:
         of = self.shard_of
         values = repr(self.detach().as_subclass(torch.Tensor)[: of.stop - of.start])

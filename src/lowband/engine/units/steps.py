@@ -17,6 +17,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lowband.engine.transport.consistency import is_alone
+from lowband.engine.transport.everyone import warn
 from lowband.engine.units.behind import Behind
 from lowband.engine.units.by_unit import by_unit_of, watchers_of
 from lowband.engine.units.changes import Changes, changes_of
@@ -27,12 +29,13 @@ from lowband.engine.units.states_of_part import know_parts
 from lowband.engine.units.turns import check_turns, refuse_states, step_in_turns
 from lowband.engine.units.unusable import ReplacedParameter
 from lowband.engine.units.waiting import check_reduced
-from lowband.engine.units.zero_grad import updated_of
+from lowband.engine.units.zero_grad import is_whole_matrix, updated_of
 from lowband.errors import UserError
 
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
+_seen: WeakSet[Optimizer] = WeakSet()  # of which parameters beside the shards have been looked for
 TAKES_REDUCED = "_lowband_takes_reduced"  # attribute of an optimizer that takes gradients of another dtype
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
@@ -80,6 +83,7 @@ def _before_step(
     by_unit = by_unit_of(optimizer)
     if by_unit:
         check_class(optimizer)
+        _warn_of_others(optimizer)
         check_groups(optimizer, all(changes.has_all_layers for changes in by_unit))
         _check_elsewhere(optimizer, by_unit)
         if optimizer not in _stepping:
@@ -95,6 +99,20 @@ def _before_step(
     return (args[0], *(_then(each, check) for each in args[1:])), {
         name: _then(each, check) for name, each in kwargs.items()
     }
+
+
+def _warn_of_others(optimizer: Optimizer) -> None:
+    """Warns, once, of parameters beside the shards, as of a loss or a head around the sharded module."""
+    if optimizer in _seen or is_alone():
+        return
+    _seen.add(optimizer)
+    all_ = [p for group in optimizer.param_groups for p in group["params"]]
+    others = [p for p in all_ if p.requires_grad and changes_of(p) is None and not is_whole_matrix(p)]
+    if others:
+        warn(
+            f"{type(optimizer).__name__} has {len(others)} parameters beside the shards, the first of shape "
+            f"{list(others[0].shape)}: no rank averages their gradients. Shard one module that has all that trains"
+        )
 
 
 def _check_elsewhere(optimizer: Optimizer, by_unit: Iterable[Changes]) -> None:

@@ -180,6 +180,14 @@ class Unit:
                 allowed="the optimizer's step after the backward of every forward",
             )
 
+    def check_trains(self) -> None:
+        """Raises UserError if the forward that ends now has frozen or unfrozen what it computes with."""
+        changed = [leaf for leaf in self.leaves if leaf.requires_grad != self.requires_grad]
+        for leaf in changed:
+            leaf.requires_grad_(self.requires_grad)
+        if changed:
+            self.changes.refuse_frozen()
+
     def start_gather(self, backward: bool, trains: bool = True) -> None:
         """Submit the gather of the whole unit, unless it is already gathered or being gathered.
 

@@ -28,6 +28,11 @@ def mark_updated(wholes: Sequence[nn.Parameter], shards: Sequence[nn.Parameter])
         _updating.add(whole)
 
 
+def is_whole_matrix(parameter: nn.Parameter) -> bool:
+    """Whether a lowband.Matrices made it."""
+    return hasattr(parameter, _UPDATES)
+
+
 def updated_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """The shards that get what becomes of the optimizer's whole matrices, and others of these Matrices."""
     if not _updating:  # which is quicker
