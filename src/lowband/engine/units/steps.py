@@ -111,7 +111,7 @@ def _warn_of_others(optimizer: Optimizer) -> None:
     if others:
         warn(
             f"{type(optimizer).__name__} has {len(others)} parameters beside the shards, the first of shape "
-            f"{list(others[0].shape)}: no rank averages their gradients. Shard one module that has all that trains"
+            f"{list(others[0].shape)}: no rank averages their gradients. Shard a module that has all of them"
         )
 
 
