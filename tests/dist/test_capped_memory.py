@@ -1,8 +1,9 @@
 """States larger than the memory that the process may have: trained with the losses of the run without a cap.
 
 The cap is RLIMIT_DATA, which needs no rights: what the process may write to and no other shares, pages of
-files aside. A control group of an own is not there on every machine. Ranks are forked from a new interpreter:
-from one that has run other tests they would inherit free memory, which the cap does not count.
+files aside; and a control group's limit, pages of files included, where this process may make a group. Ranks
+are forked from a new interpreter: from one that has run other tests they would inherit free memory, which no
+cap counts.
 """
 
 import ctypes
@@ -13,8 +14,11 @@ import resource
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 from test_tiers import adamw, placed
 
@@ -23,6 +27,7 @@ from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES
 from lowband.model.gpt import GPT, Block
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.free_memory import MOUNTED, V1, V2
 from lowband.spec.model import ModelSpec
 from tests.called import called
 
@@ -49,35 +54,78 @@ def train(tier: str) -> list[float]:
     return losses
 
 
-def in_cap(tier: str) -> list[float]:
-    """Losses of a process that may have fewer bytes more than now than the states take."""
+def in_cap(tier: str, group: Path | None) -> list[float]:
+    """Losses of a process that may have fewer bytes more than now than the states take.
+
+    group: a control group, which counts what its processes take from when they are in it
+    """
     with torch.device("meta"):
         states = sum(p.numel() for p in GPT(MODEL).parameters()) * (MASTER_BYTES + ADAM_MOMENT_BYTES)
     threading.stack_size(2**20)  # which count, used or not
     # glibc would keep what is freed of smaller pieces than 32 MiB.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)
-    [now] = re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    resource.setrlimit(resource.RLIMIT_DATA, (int(now) * 1024 + int(SHARE * states), resource.RLIM_INFINITY))
+    more = int(SHARE * states)
+    if group is None:
+        [now] = re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(now) * 1024 + more, resource.RLIM_INFINITY))
+    else:
+        limit_of(group).write_text(str(more))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
     return train(tier)
 
 
-def found() -> list[list[float] | str]:
+def found(group: Path | None) -> list[list[float] | str]:
     """Losses without a cap and in it, and what states that stay in memory end in."""
-    [without], [within] = on_ranks(1, train, "device"), on_ranks(1, in_cap, "disk")
+    [without], [within] = on_ranks(1, train, "device"), on_ranks(1, in_cap, "disk", group)
     try:
-        [end] = on_ranks(1, in_cap, "device")
+        [end] = on_ranks(1, in_cap, "device", group)
     except RankFailure as error:
         end = str(error)
     return [without, within, end]
 
 
-def test_states_beyond_a_cap_train_as_without() -> None:
-    done = called(sys.executable, __file__, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1")
+def limit_of(group: Path) -> Path:
+    """The file with the limit of a control group, of version 1 or 2."""
+    return next(file for file in (group / V1[0], group / V2[0]) if file.exists())
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of an own."""
+    made = None
+    for top in (MOUNTED / "memory", MOUNTED):
+        made = top / f"lowband-{os.getpid()}"
+        try:
+            made.mkdir()
+            limit_of(made).write_text("-1" if top != MOUNTED else "max")
+        except (OSError, StopIteration) as error:
+            reason = f"no control group with a limit of memory can be made here: {error or top}"
+            with suppress(OSError):
+                made.rmdir()
+            continue
+        yield made
+        made.rmdir()
+        return
+    pytest.skip(reason)
+
+
+def check(group: Path | None) -> None:
+    command = [sys.executable, __file__, *([] if group is None else [str(group)])]
+    done = called(*command, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     without, within, end = json.loads(done.stdout.splitlines()[-1])
     assert within == without
-    assert re.search(r"can't allocate memory|ended with exit code", str(end)), end
+    assert re.search(r"can't allocate memory|ended with exit code|was killed by SIGKILL", str(end)), end
+
+
+def test_states_beyond_a_cap_train_as_without() -> None:
+    check(None)
+
+
+@pytest.mark.wide
+def test_states_beyond_the_limit_of_a_control_group_train_as_without(group: Path) -> None:
+    check(group)
 
 
 if __name__ == "__main__":
-    print(json.dumps(found()))
+    print(json.dumps(found(Path(sys.argv[1]) if sys.argv[1:] else None)))

@@ -113,6 +113,7 @@ def refused(tmp: str, model, optimizer) -> list[str]:
         answer(lambda: parameter + 1), answer(lambda: torch.zeros_like(parameter).lerp_(parameter, 0.5)),
         answer(optimizer.state_dict), answer(lambda: another(None)),
         answer(lambda: another(tmp)), answer(lambda: another(Path(tmp, "a file"))),
+        answer(lambda: another("/proc/self")),  # in which nobody may make a folder
         answer(lambda: others(Own).step()), answer(lambda: optimizer.step(lambda: 0.0)), answer(hooked),
     ]  # fmt: skip
 
@@ -124,7 +125,7 @@ def test_what_a_disk_refuses(tmp_path: Path) -> None:
         "embed.weight: its values are on a disk between steps",  # of which an average is taken
         "AdamW: its states are on a disk between steps",
         "scheme 'zero1': optim world@disk, and no folder", "rank0: is being run by process",
-        "a file/rank0: cannot be used: Not a directory", "Own of states on disk: is not known to work",
+        "a file/rank0: cannot be used: Not a directory", "/proc/self/rank0: cannot be used: ", "Own of states on disk: is not known to work",
         "AdamW of states on disk: a closure, or hooks on the step", "AdamW of states on disk: a closure",
     ), strict=True):  # fmt: skip
         assert expected in text and "\n" not in text

@@ -56,7 +56,7 @@ PLACES = ("device", *TIERS)
 CASES: list[Case] = [
     (ranks, *rest)
     for ranks, *rest in product(
-        INNER, TIERS, PLACES, ("zero1", "zero3", "hier3", "hpz"), (1, 2), (0.05, math.inf), DTYPE
+        INNER, TIERS, PLACES, ("zero1", "zero3", "hier3", "hpz"), (1, 2, 4), (0.05, math.inf), DTYPE
     )
     if CONFIG.scheme(rest[2]).machine_levels <= {*INNER[ranks]}
 ]

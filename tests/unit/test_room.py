@@ -8,8 +8,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from lowband.cost.held import held_bytes
+from lowband.engine.collectives.copies import room
 from lowband.errors import UserError
 from lowband.run.ranks import Rank, ranks_here
 from lowband.run.train import train
@@ -118,3 +120,11 @@ def test_a_tier_without_a_rate() -> None:
         RunSpec.parse(on("host", machine=alps, scheme=weights_on("host")), "a file")
     with pytest.raises(UserError, match="states on a disk: neither on device fake nor in stages"):
         RunSpec.parse(on("host", device="fake", scheme=weights_on("disk")), "a file")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU pins memory")
+def test_memory_that_cannot_be_pinned_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError) as error:
+        room(256, torch.bfloat16, torch.device("cuda", 0))
+    assert str(error.value).startswith("host memory: 512 bytes of it cannot be pinned: ")
+    assert "ulimit -l" in str(error.value) and "\n" not in str(error.value)

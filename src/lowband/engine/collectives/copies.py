@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 import torch
 
 from lowband.engine.transport.call import Call
+from lowband.errors import UserError
 from lowband.spec.step import FETCH, STASH
 from lowband.spec.tiers import HOST
 
@@ -50,6 +51,17 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Host memory that a device's copies may read and fill."""
-    return torch.empty(numel, dtype=dtype, device=CPU, pin_memory=device.type == "cuda")
+def room(size: int | torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Host memory that a device's copies may read and fill. Raises UserError if it cannot be pinned."""
+    is_pinned = device.type == "cuda"
+    try:
+        return torch.empty(size, dtype=dtype, device=CPU, pin_memory=is_pinned)
+    except RuntimeError as error:
+        if not is_pinned:
+            raise
+        numel = size if isinstance(size, int) else size.numel()
+        raise UserError(
+            f"{numel * dtype.itemsize:,} bytes of it cannot be pinned: {str(error).splitlines()[0]}",
+            where="host memory",
+            allowed="more of it, `ulimit -l unlimited`; fewer states or activations there",
+        ) from None

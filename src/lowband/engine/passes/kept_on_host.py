@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import torch
 
+from lowband.engine.collectives.copies import room
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.meter import MemoryMeter
 from lowband.spec.activations import KEEP_FETCH, KEEP_STASH, KEPT_KIND
@@ -34,9 +35,8 @@ class KeptOnHost:
         self._ended = deque[int]()
 
     def stash(self, tensor: torch.Tensor) -> Kept:
-        is_pinned = tensor.device.type == "cuda"
-        there = torch.empty(tensor.size(), dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
-        there.copy_(tensor.detach(), non_blocking=is_pinned)
+        there = room(tensor.size(), tensor.dtype, tensor.device)
+        there.copy_(tensor.detach(), non_blocking=tensor.device.type == "cuda")
         self._ledger.add(HOST, KEEP_STASH.name, "native", there.nbytes)
         with suppress(IndexError):
             while True:
