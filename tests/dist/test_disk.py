@@ -125,7 +125,8 @@ def test_what_a_disk_refuses(tmp_path: Path) -> None:
         "embed.weight: its values are on a disk between steps",  # of which an average is taken
         "AdamW: its states are on a disk between steps",
         "scheme 'zero1': optim world@disk, and no folder", "rank0: is being run by process",
-        "a file/rank0: cannot be used: Not a directory", "/proc/self/rank0: cannot be used: ", "Own of states on disk: is not known to work",
+        "a file/rank0: cannot be used: Not a directory", "/proc/self/rank0: cannot be used: ",
+        "Own of states on disk: is not known to work",
         "AdamW of states on disk: a closure, or hooks on the step", "AdamW of states on disk: a closure",
     ), strict=True):  # fmt: skip
         assert expected in text and "\n" not in text
