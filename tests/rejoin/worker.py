@@ -41,7 +41,7 @@ class Replica:
     def step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """number: of this step in the run"""
         if number == self.options.get("dies"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, self.options.get("signal", "SIGKILL")))
         time.sleep(self.options["step_s"])
         of_replica = APART * (REPLICAS * self.options["seed"] + self.options["replica"])
         random = torch.Generator().manual_seed(of_replica + number)
