@@ -59,6 +59,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "products/": ("src/lowband/bench/products.py", "src/lowband/cost/products.py"),
     "random/": (_ENGINE,),
     "rejoin/": (_ENGINE,),
+    "late/": (_ENGINE,),
     "routes/": (_ENGINE, "src/lowband/box"),
     "schedules/": (_ENGINE,),
     "seldom-peers/": (_ENGINE, "src/lowband/trainers"),

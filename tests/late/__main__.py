@@ -1,9 +1,9 @@
-"""`python -m tests.late`: losses of runs whose updates in host memory are one step late, and of the same without.
+"""`python -m tests.late`: losses of runs whose updates in host memory are one step late, and of those without.
 
 python -m tests.late --out results/reference/late
 
-The runs of suite `delay` under data parallelism: 400 steps of real text, three seeds. A row per run; rows that
-the folder has already are kept.
+The runs of suite `delay` under data parallelism: 400 steps of real text, three seeds. A row per run; rows
+that the folder has already are kept.
 """
 
 import argparse

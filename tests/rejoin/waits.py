@@ -25,7 +25,7 @@ COLUMNS = ("patience_s", "signal", "seed", "longest_wait_s", "exchanges_without"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rejoin.waits")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     rows = Rows(options.out / "waits.csv", COLUMNS, ("patience_s", "signal", "seed"))
