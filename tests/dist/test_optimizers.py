@@ -182,6 +182,19 @@ def by_class(package: str, is_sharded: bool) -> dict[str, dict[str, torch.Tensor
     return found
 
 
+# Of the package pytorch-optimizer: those that were wrong on shards, or ended in an error of their own.
+NEED_WHOLES = (
+    "A2Grad AdaFactor AdaTAM ApolloDQN AvaGrad CAME Conda DASH DeMo EmoFact Kron Lamb LoRARite Nero ROSE "
+    "Ranger SCION SM3 SOAP SPAM SPlus Shampoo TAM"
+)
+
+
+@pytest.mark.parametrize("name", NEED_WHOLES.split())
+def test_those_that_need_whole_parameters_are_told_by_name(name: str) -> None:
+    kind = getattr(pytest.importorskip("pytorch_optimizer"), name)
+    assert kind.__name__.lower() in INSTEAD
+
+
 class Descent(torch.optim.Optimizer):
     """Plain gradient descent, of which lowband knows nothing."""
 

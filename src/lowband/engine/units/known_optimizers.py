@@ -32,8 +32,8 @@ BY_ELEMENT = {package: frozenset(names.split()) for package, names in _OF_PACKAG
 
 # What takes the place of a class, of any package, in lower case.
 _WHOLE = (
-    "adago adamuon adamp adatam apollo a2grad came conda dash distributedmuon emofact fira fromage galore "
-    "kron lars lorarite muon muonclip nero normuon racs ranger ranger21 rose scalableshampoo scion "
+    "adago adamuon adamp adatam apollo apollodqn a2grad came conda dash distributedmuon emofact fira fromage "
+    "galore kron lars lorarite muon muonclip nero normuon racs ranger ranger21 rose scalableshampoo scion "
     "scionlight sgdp shampoo sm3 soap spam spectralsphere splus stablespam tam"
 )
 _SUMS_OVER_ALL = (
