@@ -116,7 +116,12 @@ class Config:
             return OURS
         if not (_is_name(name) and (path := self._stack_file(name)).is_file()):
             raise UserError(f"no stack '{name}'", where=self.stacks_folder, allowed=self.stacks)
-        return Stack.parse({**self._read(path), "name": name}, path).on(self._alike(cluster))
+        stack, alike = Stack.parse({**self._read(path), "name": name}, path), self._alike(cluster)
+        found, there = stack.on(alike), next((name for name in alike if name in stack.at), cluster)
+        if there == cluster or self.machine(there).device == self.machine(cluster).device:
+            return found
+        # How far predictions were off with one device's shares of its peaks says nothing of another's.
+        return found.model_copy(update={"error_factor": None})
 
     def has_slurm(self, cluster: str) -> bool:
         """Whether `slurm/<cluster>/` has a job.yaml."""

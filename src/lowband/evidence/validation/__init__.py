@@ -25,6 +25,10 @@ Kind = Literal["size", "scale", "machine"]  # what a fold of a cross-validation 
 KINDS: tuple[Kind, ...] = ("size", "scale", "machine")
 FITTED = "fitted"  # the outcome of a fold; any other says why it cannot be
 
+# What a row's error says. A constant of the machine or stack was fitted on it; or, of all rows of a source, a
+# default was chosen after their errors had been seen; or neither.
+CALIBRATION, ERRORS_SEEN, HELD_OUT = "calibration", "errors seen", "held out"
+
 
 @dataclass(frozen=True)
 class PublishedRow:
@@ -116,12 +120,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Source:
-    """kind: a file here; cluster: a folder of slurm/; stack: of config/stacks/; csv: of results/reported/."""
+    """kind: a file here; cluster: a folder of slurm/; stack: of config/stacks/; csv: of results/reported/
+
+    are_seen: whether a default was chosen after the errors of its rows had been seen
+    """
 
     kind: str
     cluster: str
     stack: str
     csv: str
+    are_seen: bool = False
 
     def on(self, config: Config) -> tuple[Machine, Stack]:
         """The machine and the stack that ran it."""
@@ -161,8 +169,9 @@ def published_row(
     }  # fmt: skip
 
 
+_SEEN = {"megatron-zero3"}  # before `defaults` took a stack's share of links from its other machines
 SOURCES: dict[str, Source] = {
-    name: Source(kind, cluster, stack, f"{csv}.csv")
+    name: Source(kind, cluster, stack, f"{csv}.csv", are_seen=name in _SEEN)
     for name, kind, cluster, stack, csv in (
         ("frontier", "frontier", "frontier", "deepspeed-zero", "01_frontier_low_bandwidth_2501.04266"),
         ("zeropp", "zeropp", "dgx2", "deepspeed-zero", "02_zeropp_2306.10209"),

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from lowband.evidence.validation import CALIBRATION
 from lowband.evidence.validation.published_recipes import CLUSTER, PUBLISHED_BESIDE, STACK
 
 LEVEL = 0.8
@@ -65,12 +66,12 @@ def left_out_whole(
     rows = rows_of_times(folds, held_out)
     rows = rows[(rows["kind"] == "machine") & (rows["unit"] == "time")].join(devices, on="cluster")
     without_machine = set(rows["source"])
-    never = validation.groupby("source")["use"].transform(lambda use: (use == "held out").all())
+    never = validation.groupby("source")["use"].transform(lambda use: (use != CALIBRATION).all())
     others = validation[never & ~validation["source"].isin(without_machine)]
     others = others[~others["quantity"].isin((*RATIOS, MEMORY))]
     recipes = _of_recipes(published_recipes).join(devices, on="cluster")
     found = pd.concat([rows, others, recipes], ignore_index=True)
-    shown = validation[(validation["use"] == "calibration") & (validation["quantity"] != MEMORY)]
+    shown = validation[(validation["use"] == CALIBRATION) & (validation["quantity"] != MEMORY)]
     evidence = {}
     for source, of in found.groupby("source"):
         alike = shown[(shown["stack"] == of["stack"].iloc[0]) & (shown["device"] == of["device"].iloc[0])]

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lowband.cost.numbers import Num
-from lowband.evidence.validation import SOURCES
+from lowband.evidence.validation import CALIBRATION, ERRORS_SEEN, HELD_OUT, SOURCES
 from lowband.predict.interval import with_slow_host
 from lowband.spec.config import Config
 from lowband.spec.machine import Machine
@@ -22,7 +22,7 @@ def validate(config: Config) -> pd.DataFrame:
     for name, source in SOURCES.items():
         machine, stack = source.on(config)
         fitted = {row for fact in (machine.facts | stack.facts).values() for row in fact.calibrated_on}
-        rows = source.rows(config, machine, stack)
+        rows, use = source.rows(config, machine, stack), ERRORS_SEEN if source.are_seen else HELD_OUT
         for row, slow in zip(rows, source.rows(config, machine, with_slow_host(stack)), strict=True):
             predicted = float(row.predicted())
             found.append(
@@ -32,7 +32,7 @@ def validate(config: Config) -> pd.DataFrame:
                     "stack": source.stack,
                     "device": machine.device.name,
                     "row": row.id,
-                    "use": "calibration" if row.id in fitted else "held out",
+                    "use": use if row.id not in fitted else CALIBRATION,
                     "quantity": row.quantity,
                     "published": row.published,
                     "predicted": predicted,

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line
+from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
 
 MARKS = {"size": ("o", "0.2"), "scale": ("s", "0.5"), "machine": ("^", "0.75")}
 
@@ -17,15 +17,20 @@ def draw(df: pd.DataFrame) -> Figure:
     one_line(axes)
     for i, (kind, (marker, colour)) in enumerate(MARKS.items()):
         rows = df[df["kind"] == kind]
+        many = rows.groupby("source")["row"].transform("size") > MOST_POINTS
+        for source, of in rows[many].groupby("source"):
+            spread(axes, sources.index(source) + 0.28 * (i - 1), of["predicted"] / of["published"], colour)
+        spans = rows.assign(middle=rows["source"].map(sources.index) + 0.28 * (i - 1))
+        spans = spans.dropna(subset="interval_factor").groupby("source")
+        factors, places = spans["interval_factor"].median(), spans["middle"].first()
+        axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
+        rows = rows[~many]
         middle = rows["source"].map(sources.index).to_numpy(dtype=float) + 0.28 * (i - 1)
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
         axes.plot(
             middle - 0.11 + 0.22 * within.to_numpy(), rows["predicted"] / rows["published"], marker,
             markersize=2.5, color=colour, markeredgewidth=0, label=f"without its {kind}",
         )  # fmt: skip
-        spans = rows.assign(middle=middle).dropna(subset="interval_factor").groupby("source")
-        factors, places = spans["interval_factor"].median(), spans["middle"].first()
-        axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])

@@ -18,6 +18,7 @@ from lowband.evidence.tables.points import EXPERIMENT, NO_CONDITION
 # Inches: one and two columns of an IEEE page (IEEE Author Center).
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
 POINTS = 8  # font size in print
+MOST_POINTS = 200  # of one source; of more, quantiles are drawn (`spread`)
 
 
 @contextmanager
@@ -178,6 +179,14 @@ def by_scheme(rows: pd.DataFrame, x: str) -> Iterator[tuple[str, Look, pd.DataFr
 def band(axes: Axes, rows: pd.DataFrame, x: str, low: str, high: str, color: str) -> None:
     """A pale band between two columns."""
     axes.fill_between(rows[x], rows[low], rows[high], color=color, alpha=0.15, linewidth=0)
+
+
+def spread(axes: Axes, place: float, values: pd.Series, colour: str) -> None:
+    """Quantiles of values that would be one black block as points: 5 to 95 %, 25 to 75 % and the median."""
+    low, quarter, middle, upper, high = values.quantile([0.05, 0.25, 0.5, 0.75, 0.95])
+    axes.vlines(place, low, high, color=colour, linewidth=0.8)
+    axes.vlines(place, quarter, upper, color=colour, linewidth=3.5)
+    axes.plot([place], [middle], "o", markersize=3, color="white", markeredgecolor=colour, zorder=3)
 
 
 def one_line(axes: Axes, within: float = 0) -> None:

@@ -1,13 +1,14 @@
-"""Predicted over published, one column of points per source; calibration rows open, held-out rows filled."""
+"""Predicted over published, one column of points per source; of many rows quantiles."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line
+from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
+from lowband.evidence.validation import CALIBRATION, ERRORS_SEEN, HELD_OUT
 
 BAND = 0.05
-FILLS = {"calibration": "white", "held out": "0.2"}
+FILLS = {CALIBRATION: "white", ERRORS_SEEN: "0.7", HELD_OUT: "0.2"}
 
 
 def draw(df: pd.DataFrame) -> Figure:
@@ -15,8 +16,9 @@ def draw(df: pd.DataFrame) -> Figure:
     figure = canvas(TWO_COLUMNS, 2.9)
     axes = figure.subplots()
     one_line(axes, BAND)
+    many = df.groupby("source")["row"].transform("size") > MOST_POINTS
     for use, fill in FILLS.items():
-        rows = df[df["use"] == use]
+        rows = df[(df["use"] == use) & ~many]
         place = rows["source"].map(sources.index).to_numpy(dtype=float)
         # Rows of a source are side by side, in order.
         within = rows.groupby("source").cumcount() / rows.groupby("source")["row"].transform("size")
@@ -24,8 +26,10 @@ def draw(df: pd.DataFrame) -> Figure:
             place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, "o", markersize=3.5,
             markerfacecolor=fill, markeredgecolor="0.2", markeredgewidth=0.7, label=use,
         )  # fmt: skip
+    for source, rows in df[many].groupby("source"):
+        spread(axes, sources.index(source), 1 + rows["error_percent"] / 100, "0.2")
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")
     axes.grid(axis="x", visible=False)
-    legend_above(figure, axes, columns=2)
+    legend_above(figure, axes, columns=3)
     return figure
