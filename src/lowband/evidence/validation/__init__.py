@@ -122,6 +122,7 @@ class Rows:
 class Source:
     """kind: a file here; cluster: a folder of slurm/; stack: of config/stacks/; csv: of results/reported/
 
+    year:     in which its rows were published: of the paper, or of the commit that brought the file
     are_seen: whether a default was chosen after the errors of its rows had been seen
     """
 
@@ -129,6 +130,7 @@ class Source:
     cluster: str
     stack: str
     csv: str
+    year: int
     are_seen: bool = False
 
     def on(self, config: Config) -> tuple[Machine, Stack]:
@@ -171,25 +173,25 @@ def published_row(
 
 _SEEN = {"megatron-zero3"}  # before `defaults` took a stack's share of links from its other machines
 SOURCES: dict[str, Source] = {
-    name: Source(kind, cluster, stack, f"{csv}.csv", are_seen=name in _SEEN)
-    for name, kind, cluster, stack, csv in (
-        ("frontier", "frontier", "frontier", "deepspeed-zero", "01_frontier_low_bandwidth_2501.04266"),
-        ("zeropp", "zeropp", "dgx2", "deepspeed-zero", "02_zeropp_2306.10209"),
-        ("megatron", "megatron", "selene-2021", "megatron-lm-2021", "07_megatron_sc21_2104.04473"),
-        ("megatron-zero3", "megatron_zero3", "selene-2021", "deepspeed-zero", "07_megatron_sc21_2104.04473"),
-        ("seqpar", "seqpar", "selene-2022", "megatron-lm-2021", "megatron_seqpar_table5_vs_calculon"),
-        ("megatron-h100", "megatron_h100", "eos-2024", "megatron-lm", "megatron_weak_scaling_h100"),
-        ("dgxc-nemo-h100", "dgxc_nemo", "dgxc-h100", "megatron-lm", "dgxc_nemo_h100"),
-        ("vtrain", "vtrain", "vtrain-a100", "megatron-lm-2021", "vtrain_a100_single"),
-        ("llm-foundry-h100", "llm_foundry", "dgx-h100", "fsdp", "llm_foundry_fsdp"),
-        ("llm-foundry-a100", "llm_foundry", "dgx-a100", "fsdp", "llm_foundry_fsdp"),
-        ("llm-foundry-a100-40gb", "llm_foundry", "dgx-a100-40gb", "fsdp", "llm_foundry_fsdp"),
-        ("torchtitan-h100-memory", "torchtitan", "dgx-h100", "fsdp2", "torchtitan"),
-        ("torchtitan-h200-memory", "torchtitan", "dgx-h200", "fsdp2-2025", "torchtitan"),
-        ("torchtitan-h100", "torchtitan_speed", "dgx-h100", "fsdp2", "torchtitan"),
-        ("torchtitan-h200", "torchtitan_speed", "dgx-h200", "fsdp2-2025", "torchtitan"),
-        ("torchtitan-a100", "fsdp2", "dgx-a100", "fsdp2", "frontier_and_a100_fsdp2"),
-        ("frontier-fsdp2", "fsdp2", "frontier", "fsdp2", "frontier_and_a100_fsdp2"),
-        ("dash", "dash", "frontier", "deepspeed-zero", "05_frontier_3d_2312.12705"),
+    name: Source(kind, cluster, stack, f"{csv}.csv", year, are_seen=name in _SEEN)
+    for name, kind, cluster, stack, year, csv in (
+        ("frontier", "frontier", "frontier", "deepspeed-zero", 2025, "01_frontier_low_bandwidth_2501.04266"),
+        ("zeropp", "zeropp", "dgx2", "deepspeed-zero", 2023, "02_zeropp_2306.10209"),
+        ("megatron", "megatron", "selene-2021", "megatron-lm-2021", 2021, "07_megatron_sc21_2104.04473"),
+        ("megatron-zero3", "megatron_zero3", "selene-2021", "deepspeed-zero", 2021, "07_megatron_sc21_2104.04473"),
+        ("seqpar", "seqpar", "selene-2022", "megatron-lm-2021", 2022, "megatron_seqpar_table5_vs_calculon"),
+        ("megatron-h100", "megatron_h100", "eos-2024", "megatron-lm", 2024, "megatron_weak_scaling_h100"),
+        ("dgxc-nemo-h100", "dgxc_nemo", "dgxc-h100", "megatron-lm", 2025, "dgxc_nemo_h100"),
+        ("vtrain", "vtrain", "vtrain-a100", "megatron-lm-2021", 2024, "vtrain_a100_single"),
+        ("llm-foundry-h100", "llm_foundry", "dgx-h100", "fsdp", 2024, "llm_foundry_fsdp"),
+        ("llm-foundry-a100", "llm_foundry", "dgx-a100", "fsdp", 2023, "llm_foundry_fsdp"),
+        ("llm-foundry-a100-40gb", "llm_foundry", "dgx-a100-40gb", "fsdp", 2023, "llm_foundry_fsdp"),
+        ("torchtitan-h100-memory", "torchtitan", "dgx-h100", "fsdp2", 2024, "torchtitan"),
+        ("torchtitan-h200-memory", "torchtitan", "dgx-h200", "fsdp2-2025", 2025, "torchtitan"),
+        ("torchtitan-h100", "torchtitan_speed", "dgx-h100", "fsdp2", 2024, "torchtitan"),
+        ("torchtitan-h200", "torchtitan_speed", "dgx-h200", "fsdp2-2025", 2025, "torchtitan"),
+        ("torchtitan-a100", "fsdp2", "dgx-a100", "fsdp2", 2024, "frontier_and_a100_fsdp2"),
+        ("frontier-fsdp2", "fsdp2", "frontier", "fsdp2", 2025, "frontier_and_a100_fsdp2"),
+        ("dash", "dash", "frontier", "deepspeed-zero", 2023, "05_frontier_3d_2312.12705"),
     )
 }

@@ -30,6 +30,7 @@ def validate(config: Config) -> pd.DataFrame:
                     "source": name,
                     "cluster": source.cluster,
                     "stack": source.stack,
+                    "year": source.year,
                     "device": machine.device.name,
                     "row": row.id,
                     "use": use if row.id not in fitted else CALIBRATION,

@@ -1,0 +1,37 @@
+"""Predicted over published by the year of the rows, a mark per source, in the colour of its stack."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lowband.evidence.report.figures.style import TWO_COLUMNS, canvas, legend_above, one_line, shades, spread
+from lowband.evidence.validation.intervals import MEMORY
+
+BAND = 0.05
+APART = 0.16  # years between sources of one year
+
+
+def draw(df: pd.DataFrame) -> Figure:
+    df = df[df["quantity"] != MEMORY]
+    figure = canvas(TWO_COLUMNS, 2.9)
+    axes = figure.subplots()
+    one_line(axes, BAND)
+    colours = shades(sorted(df["stack"].unique()))
+    for year, of_year in df.groupby("year"):
+        sources = list(of_year.groupby("source"))
+        for i, (source, rows) in enumerate(sources):
+            place = year + APART * (i - (len(sources) - 1) / 2)
+            ratios, colour = 1 + rows["error_percent"] / 100, colours[rows["stack"].iloc[0]]
+            spread(axes, place, ratios, colour)
+            axes.annotate(
+                source, (place, ratios.quantile(0.95)), (0, 3), textcoords="offset points", rotation=90,
+                ha="center", va="bottom", fontsize=6,
+            )  # fmt: skip
+    for stack, colour in colours.items():
+        axes.plot([], [], color=colour, linewidth=3.5, label=stack)
+    years = sorted(df["year"].unique())
+    axes.set_xticks(years, [str(year) for year in years])
+    axes.set_ylim(0.55, 1.75)
+    axes.set_ylabel("predicted / published")
+    axes.grid(axis="x", visible=False)
+    legend_above(figure, axes, columns=4)
+    return figure
