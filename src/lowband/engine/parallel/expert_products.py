@@ -34,9 +34,8 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # the second: torch 2.9 and before
 GROUPED = torch.bfloat16, torch.float16, torch.float32
 ALIGNED = 16  # bytes
-TRIES = (
-    3  # of an activation beside which numbers are drawn: another thread, such as a loader's, may draw them
-)
+# Of an activation beside which numbers are drawn: another thread may draw them, as a loader does.
+TRIES = 3
 
 
 def products(
