@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from test_tiers import adamw, placed
@@ -27,7 +28,7 @@ from lowband.cost.memory import ADAM_MOMENT_BYTES, MASTER_BYTES
 from lowband.model.gpt import GPT, Block
 from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
-from lowband.spec.free_memory import MOUNTED, V1, V2
+from lowband.spec.free_memory import MOUNTED, OWN, V1, V2
 from lowband.spec.model import ModelSpec
 from tests.called import called
 
@@ -70,6 +71,8 @@ def in_cap(tier: str, group: Path | None) -> list[float]:
         resource.setrlimit(resource.RLIMIT_DATA, (int(now) * 1024 + more, resource.RLIM_INFINITY))
     else:
         limit_of(group).write_text(str(more))
+        if psutil.swap_memory().total:
+            (group / "memory.swap.max").write_text("0")
         (group / "cgroup.procs").write_text(str(os.getpid()))
     return train(tier)
 
@@ -91,22 +94,22 @@ def limit_of(group: Path) -> Path:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of an own."""
-    made = None
-    for top in (MOUNTED / "memory", MOUNTED):
-        made = top / f"lowband-{os.getpid()}"
-        try:
-            made.mkdir()
-            limit_of(made).write_text("-1" if top != MOUNTED else "max")
-        except (OSError, StopIteration) as error:
-            reason = f"no control group with a limit of memory can be made here: {error or top}"
-            with suppress(OSError):
-                made.rmdir()
-            continue
-        yield made
-        made.rmdir()
-        return
-    pytest.skip(reason)
+    """A control group of an own, inside of this process's."""
+    for line in OWN.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            top = MOUNTED / "memory" if controllers else MOUNTED
+            made = top / path.lstrip("/") / f"lowband-{os.getpid()}"
+            with suppress(OSError, StopIteration):
+                made.mkdir()
+                try:
+                    limit_of(made)
+                    yield made
+                    return
+                finally:
+                    with suppress(OSError):
+                        made.rmdir()
+    pytest.skip("no control group with a limit of memory can be made here")
 
 
 def check(group: Path | None) -> None:

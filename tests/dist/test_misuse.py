@@ -511,5 +511,5 @@ def test_parameters_beside_the_shards_are_warned_of_once() -> None:
     (first, quiet), *others = on_ranks(2, beside_the_shards)
     assert quiet == [] and others == [[[], []]]
     assert [text[:87] for text in first] == [
-        "SGD has 2 parameters beside the shards, the first of shape [1, 1]: no rank averages the"
+        "SGD has 2 parameters beside the shards, the first of shape [1, 1], whose gradients lowb"
     ]

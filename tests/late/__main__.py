@@ -1,4 +1,4 @@
-"""`python -m tests.late`: losses of runs whose updates in host memory are one step late, and of those in time.
+"""`python -m tests.late`: losses of runs whose updates in host memory are one step late, and in their step.
 
 python -m tests.late --out results/reference/late
 

@@ -49,8 +49,9 @@ def waited(patience_s: float, signal: str, seed: int) -> dict[str, Any]:
         ]
         others = running[0], running[2]
         try:
-            if any([process.wait(timeout=200) for process in others]):
-                sys.exit(f"replicas ended with {[process.returncode for process in others]}")
+            ends = [process.wait(timeout=200) for process in others]
+            if any(ends):
+                sys.exit(f"replicas ended with {ends}")
         finally:
             for process in running:
                 process.kill()

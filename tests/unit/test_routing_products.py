@@ -226,6 +226,16 @@ def test_what_the_backward_could_not_compute_again_is_refused(activation: Any, w
         experts(torch.randn(3, HIDDEN), torch.tensor([2, 1]))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_a_backward_any_activation_is_right(mode: Any) -> None:
+    experts = Experts(2, HIDDEN, INNER, activation=torch.nn.SiLU(inplace=True))
+    plain = Experts(2, HIDDEN, INNER, activation=F.silu)
+    plain.load_state_dict(experts.state_dict())
+    with mode():
+        x, counts = torch.randn(3, HIDDEN), torch.tensor([2, 1])
+        assert torch.equal(experts(x, counts), plain(x, counts))
+
+
 def test_an_activation_that_autocast_widens() -> None:
     experts = Experts(2, HIDDEN, INNER, activation=F.softplus)
     with torch.autocast("cpu", torch.bfloat16):

@@ -30,10 +30,13 @@ def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) ->
     buffer that differs between ranks which have parts of layers or of sequences: it is saved once.
     """
     place = 0 if engine.pipeline is None else engine.pipeline.place
+    replica = engine.axis.place // engine.axis.levels.size(engine.collectives.scheme.level("replica"))
     in_stages = engine.pipeline is not None and engine.is_first
-    all_ = meeting.everyone((place, content.sum(), content if in_stages else None, _sums_of_buffers(engine)))
+    mine = content.sum(), content if in_stages else None, (replica, _sums_of_buffers(engine))
+    all_ = meeting.everyone((place, *mine))
     first_of: dict[int, int] = {}
-    for rank, (stage, sum_, _, buffers_) in enumerate(all_):
+    first_in: dict[tuple[int, int], int] = {}  # by stage and replica, which has buffers of its own
+    for rank, (stage, sum_, _, (replica, buffers_)) in enumerate(all_):
         first = first_of.setdefault(stage, rank)
         if sum_ != all_[first][1]:
             raise UserError(
@@ -41,7 +44,8 @@ def agreed(meeting: Meeting, content: Content, engine: Engine, where: object) ->
                 where=str(where),
                 allowed="on all ranks the same step, states and options of param groups (as lr)",
             )
-        for name in (name for name, each in buffers_.items() if each != all_[first][3].get(name)):
+        first = first_in.setdefault((stage, replica), rank)
+        for name in (name for name, each in buffers_.items() if each != all_[first][3][1].get(name)):
             warn(
                 f"a checkpoint has one '{name}', rank {first}'s, and rank {rank}'s is another (a buffer of a "
                 "rank's own: persistent=False, and made with the module)"

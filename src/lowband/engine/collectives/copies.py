@@ -15,6 +15,7 @@ from lowband.spec.tiers import HOST
 
 Copy = Generator[tuple[str, Sequence[torch.Tensor]], None, torch.Tensor]
 CPU = torch.device("cpu")
+NOT_PINNED = "out of memory", "alloc", "HostRegister", "when none is available"  # in torch's errors
 
 
 def stash(call: Call, gradients: torch.Tensor) -> Copy:
@@ -57,11 +58,11 @@ def room(size: int | torch.Size, dtype: torch.dtype, device: torch.device) -> to
     try:
         return torch.empty(size, dtype=dtype, device=CPU, pin_memory=is_pinned)
     except RuntimeError as error:
-        if not is_pinned:
-            raise
+        if not is_pinned or not any(word in str(error) for word in NOT_PINNED):
+            raise  # of a kernel that ran before, say
         numel = size if isinstance(size, int) else size.numel()
         raise UserError(
             f"{numel * dtype.itemsize:,} bytes of it cannot be pinned: {str(error).splitlines()[0]}",
             where="host memory",
             allowed="more of it, `ulimit -l unlimited`; fewer states or activations there",
-        ) from None
+        ) from error

@@ -34,6 +34,8 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # the second: torch 2.9 and before
 GROUPED = torch.bfloat16, torch.float16, torch.float32
 ALIGNED = 16  # bytes
+# Of an activation beside which numbers are drawn: another thread may draw them, as a loader does.
+TRIES = 3
 
 
 def products(
@@ -60,7 +62,8 @@ def products(
         x_RH, up, down = x_RH.to(dtype), up.to(dtype), down.to(dtype)
         gate = None if gate is None else gate.to(dtype)
     x_RH = x_RH.contiguous()
-    return _Products.apply(x_RH, up, down, gate, weights, places, counts, activation)  # type: ignore[no-any-return]
+    again = torch.is_grad_enabled()  # not known in the forward itself
+    return _Products.apply(x_RH, up, down, gate, weights, places, counts, activation, again)  # type: ignore[no-any-return]
 
 
 class _Products(torch.autograd.Function):
@@ -75,13 +78,15 @@ class _Products(torch.autograd.Function):
         places: torch.Tensor | None,
         counts: torch.Tensor | Sequence[int],
         activation: Activation,
+        again: bool,
     ) -> torch.Tensor:
         rows = x if places is None else x[places]
         by = Grouped(counts, x.device) if runs_grouped(rows, up.shape[1:]) else Loop(counts)
         before = [by.rows(rows, each.mT) for each in (up, gate) if each is not None]
         ctx.save_for_backward(x, up, down, gate, weights, places, *before)
         ctx.by, ctx.activation = by, activation
-        return by.rows(_inner_once(before, activation, weights), down.mT)
+        inner = (_inner_for_good if again else _inner)(before, activation, weights)
+        return by.rows(inner, down.mT)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -109,7 +114,7 @@ class _Products(torch.autograd.Function):
             if places is not None:
                 of_x = torch.zeros_like(x).index_add_(0, places, of_x)
         of_weights = of_before[-1] if need_weights else None
-        return of_x, of_up, of_down, of_gate, of_weights, None, None, None
+        return of_x, of_up, of_down, of_gate, of_weights, None, None, None, None
 
 
 def _inner(
@@ -121,28 +126,29 @@ def _inner(
     return inner if weights is None else (inner * weights.unsqueeze(1)).to(inner.dtype)
 
 
-def _inner_once(
+def _inner_for_good(
     before: Sequence[torch.Tensor], activation: Activation, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """The same, in the forward. Raises UserError if the backward could not compute it again."""
+    """The same, where a backward may follow. Raises UserError if it could not compute it again."""
     if torch.compiler.is_compiling() or isinstance(before[0], FakeTensor):
         return _inner(before, activation, weights)
-    versions, states = [each._version for each in before], _random_states(before[0].device)
-    inner = _inner(before, activation, weights)
-    if versions != [each._version for each in before]:
-        what, allowed = "changes its input", "inplace=False"
-    elif not all(map(torch.equal, states, _random_states(before[0].device))):
+    versions = [each._version for each in before]
+    for _ in range(TRIES):
+        state = _random_state(before[0].device)
+        inner = _inner(before, activation, weights)
+        if versions != [each._version for each in before]:
+            what, allowed = "changes its input", "inplace=False"
+            break
+        if torch.equal(state, _random_state(before[0].device)):
+            return inner
         what, allowed = "draws random numbers", "dropout behind the experts"
-    else:
-        return inner
     raise UserError(
         f"the activation {what}, and the backward computes it again", where="experts", allowed=allowed
     )
 
 
-def _random_states(device: torch.device) -> list[torch.Tensor]:
-    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_device]
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def runs_grouped(rows: torch.Tensor, widths: Sequence[int]) -> bool:

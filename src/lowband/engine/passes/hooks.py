@@ -163,14 +163,14 @@ class Hooks:
 
     @torch._disable_dynamo
     def _after_forward(self, owner: nn.Module, _args: Any, output: Any) -> Any:
+        if torch.is_grad_enabled():
+            for unit in self._units_of.get(owner, ()):
+                unit.check_trains()
         if (leader := self._passes.leader) is not None and leader.runs_here:
             return leader.after_forward(owner, output)
         # Not leaves: a hook on a weight that is returned, or an input, would outlive this graph.
         tensors = [tensor for tensor in differentiable(output) if not tensor.is_leaf]
         units, run = self._units_of.get(owner, []), self._pass
-        if torch.is_grad_enabled():
-            for unit in units:
-                unit.check_trains()
         if tensors:
             versions = [unit.changes.version for unit in units]
             before = lambda _: self._before_backward(owner, run, versions)  # noqa: E731

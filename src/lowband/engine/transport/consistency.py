@@ -99,8 +99,10 @@ def agreed(work: Callable[[], None]) -> None:
         error = raised
     try:
         errors = [] if is_alone() else everyones(None if error is None else to_send(error))
-    except Exception as lost:  # without the others this one still has its own to tell
-        raise lost if error is None else error from lost
+    except Exception as lost:
+        if error is None:
+            raise
+        raise error from lost  # without the others this one still has its own to tell
     for each in (error, *errors):
         if each is not None:
             raise each

@@ -3,11 +3,12 @@
 One place knows all optimizers of a process, because torch calls hooks of their steps.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -18,7 +19,6 @@ from torch.optim.optimizer import (
 )
 
 from lowband.engine.transport.consistency import is_alone
-from lowband.engine.transport.everyone import warn
 from lowband.engine.units.behind import Behind
 from lowband.engine.units.by_unit import by_unit_of, watchers_of
 from lowband.engine.units.changes import Changes, changes_of
@@ -35,7 +35,8 @@ from lowband.errors import UserError
 _WHOLE = "_lowband_whole"  # attribute of a shard that is updated as a whole matrix
 _LEAF = "_lowband_leaf"  # on a parameter that a unit computes with: the unit's name
 _ELSEWHERE = "_lowband_elsewhere"  # attribute of an optimizer some of whose states are: what they are called
-_seen: WeakSet[Optimizer] = WeakSet()  # of which parameters beside the shards have been looked for
+# How many parameters an optimizer had when those beside the shards were looked for.
+_seen: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 TAKES_REDUCED = "_lowband_takes_reduced"  # attribute of an optimizer that takes gradients of another dtype
 _ON_SHARDS = "_lowband_on_shards"  # attribute of a class's step
 
@@ -102,17 +103,22 @@ def _before_step(
 
 
 def _warn_of_others(optimizer: Optimizer) -> None:
-    """Warns, once, of parameters beside the shards, as of a loss or a head around the sharded module."""
-    if optimizer in _seen or is_alone():
-        return
-    _seen.add(optimizer)
+    """Warns, once, of parameters beside the shards, as of a loss or a head around the sharded module.
+
+    Each stage of a pipeline speaks for itself: another may have none.
+    """
     all_ = [p for group in optimizer.param_groups for p in group["params"]]
+    if _seen.get(optimizer) == len(all_) or is_alone():
+        return
+    _seen[optimizer] = len(all_)
     others = [p for p in all_ if p.requires_grad and changes_of(p) is None and not is_whole_matrix(p)]
-    if others:
-        warn(
+    first = next(p for p in all_ if changes_of(p) is not None)
+    if others and first.collectives.axis.is_first:
+        text = (
             f"{type(optimizer).__name__} has {len(others)} parameters beside the shards, the first of shape "
-            f"{list(others[0].shape)}: no rank averages their gradients. Shard a module that has all of them"
+            f"{list(others[0].shape)}, whose gradients lowband does not average. Shard a module that has all"
         )
+        warnings.warn_explicit(text, UserWarning, "lowband.shard", 0)
 
 
 def _check_elsewhere(optimizer: Optimizer, by_unit: Iterable[Changes]) -> None:
