@@ -1,8 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
 Each engine trains its own copy in the same processes. Each block is a unit; under `ddp` ours also trains the
-model as one unit, which shows what units themselves cost. Peak memory is that of ranks that train by one
-engine alone.
+model as one unit, which shows what units themselves cost, and with tensors saved as autograd saves them, which
+shows what looking after saved weights costs. Peak memory is that of ranks that train by one engine alone.
 """
 
 import resource
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowband
 from lowband.bench.turns import by_step, in_turns, timed
+from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import peak_memory_bytes
 from lowband.run.joining import share_one_heap
@@ -27,9 +28,9 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 MACHINE, MODEL = "local", "gpt-5m"
-ONE_UNIT = "joined, one unit"
+ONE_UNIT, UNSEEN = "joined, one unit", "hops, saved weights unseen"
 # By scheme, the peer last.
-ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
+ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, UNSEEN, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
 RANKS = (2, 4, 8)
 GLOBAL_BATCH, SEQ_LEN = 8, 128
 WARMUP, STEPS, STEPS_ALONE = 2, 12, 3
@@ -90,6 +91,10 @@ def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Schem
         return fully_shard(model)
     if engine == ONE_UNIT:
         return lowband.shard(model, scheme, topology, (), torch.float32, collectives="joined")
+    if engine == UNSEEN:  # right in steps as these, whose weights do not change before their backward
+        sharded = lowband.shard(model, scheme, topology, Block, torch.float32)
+        engine_of(sharded)._hooks._saved.enter = lambda _owner: None  # type: ignore[method-assign]
+        return sharded
     return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=engine)
 
 
