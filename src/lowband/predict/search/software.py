@@ -17,11 +17,15 @@ the host: Megatron-LM's `--optimizer-cpu-offload`, which needs its distributed o
 Of attention along context: Megatron-LM's `--cp-comm-type` has all ways, and `a2a+p2p` for two; that of
 DeepSpeed-Ulysses is by heads; torchtitan's `context_parallel_rotate_method` is torch's, `alltoall` for a ring
 or `allgather`.
+
+Of tokens to experts: all-to-alls of all rows, `flat`, in all but ours, and no copies. Of products and
+optimizers: Megatron-LM's `--fp8-recipe`, torchtitan's converters `float8` and `mx`; what a configuration says
+without code of the user's own, AdamW.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +38,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import STEP
+from lowband.spec.step import STEP, Optimizer, Products, Route
 
 WIRES = tuple(row.name for row in STEP if row.coded)
 ANY = "any"
@@ -53,6 +57,10 @@ class Software:
     attends:   how ranks along context may attend, from inside of a node outwards
     whole:     whether virtual stages need whole rounds of micro-batches, one per rank along pipeline
     adapters:  whether it trains modules as PEFT makes them
+    routes:    of tokens to experts on other ranks
+    copies:    whether loaded experts have copies
+    products:  of a block, by dtype
+    optimizers: those that its options name
     partial:   whether it recomputes so many of the layers, and only these
     offloads:  whether it has those states beyond the device, placed so
     """
@@ -66,6 +74,10 @@ class Software:
     attends: Callable[[tuple[str, ...]], bool] = lambda _: True
     whole: bool = False
     adapters: bool = False
+    routes: frozenset[Route] = frozenset({"flat"})
+    copies: bool = False
+    products: frozenset[Products] = frozenset({"bf16"})
+    optimizers: frozenset[Optimizer] = frozenset({"adamw"})
     partial: Callable[[Workload], bool] = lambda _: False
     offloads: Callable[[Beyond, Scheme, Workload], bool] = lambda *_: False
 
@@ -83,7 +95,11 @@ class Software:
             job.recompute in self.recompute
             and job.axes.row in self.schedules
             and (job.lora is None or self.adapters)
+            and job.stack.products in self.products
+            and job.stack.optimizer in self.optimizers
             and all(name in self.axes or getattr(job.axes, name) == 1 for name in _DEGREES)
+            and (job.axes.expert == 1 or job.axes.route in self.routes)
+            and (job.axes.copies == 0 or self.copies)
             and (job.axes.context == 1 or self.attends(attention(job)))
             and (job.recomputed == 1 or job.recompute == "none" or self.partial(job))
             and bool(self.takes(job).any())
@@ -195,14 +211,15 @@ _TORCHTITAN: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved", "zb-v", 
 
 OURS: Final = Software(
     "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
-    offloads=_of_ours_in_tiers,
+    offloads=_of_ours_in_tiers, routes=frozenset(get_args(Route)), copies=True,
+    optimizers=frozenset({"adamw", "muon"}),
 )  # fmt: skip
 SOFTWARE: Final = (
     Software(
         "megatron-lm", ("megatron-lm", "megatron-lm-2021"), _of_megatron, _MEGATRON_LM,
         frozenset({"none", "selective", "full"}), whole=True, partial=lambda job: layers_of_stage(job) > 0,
         attends=lambda ways: ways in (("ring",), ("gather",), ("heads",), ("heads", "ring")),
-        offloads=_of_megatron_on_host,
+        offloads=_of_megatron_on_host, products=frozenset({"bf16", "fp8", "mxfp8"}),
     ),
     Software(
         "deepspeed", ("deepspeed-zero",), _of_deepspeed, frozenset({"1f1b"}), frozenset({"none", "full"}),
@@ -212,6 +229,7 @@ SOFTWARE: Final = (
         "torchtitan", ("fsdp2", "fsdp2-2025"), _of_torchtitan, _TORCHTITAN, frozenset({"none", "op", "full"}),
         attends=lambda ways: ways in (("ring",), ("gather",)),
         partial=lambda job: every_of_rank(job) > 0, offloads=_of_fsdp_on_host,
+        products=frozenset({"bf16", "fp8", "mxfp8"}),
     ),
     Software(
         "llm-foundry", ("fsdp",), _of_fsdp, frozenset({"1f1b"}), frozenset({"none", "full"}), frozenset(),

@@ -29,6 +29,9 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     if job.recomputed < 1:
         what = "a run recomputes all layers or none, and the first row some"
         raise UserError(what, where="--write", allowed="--software lowband")
+    if (job.stack.products, job.stack.optimizer) != ("bf16", "adamw"):
+        what = f"products {job.stack.products}, optimizer {job.stack.optimizer}"
+        raise UserError(f"{what}: a run has bf16 and adamw", where="--write", allowed="neither option")
     keys = ("weights", "secondary", "grads", "optim", *WIRES)
     entry: dict[str, Any] = {key: getattr(job.scheme, key) for key in keys}
     for key in ("optim", "weights") if job.placed is not None else ():

@@ -28,6 +28,7 @@ _SCHEDULES = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
 
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DEFAULTS = ModelSpec.model_fields
 _NOT_MEGATRONS = (
     "attention", "window", "chunked", "latent", "sinks", "parallel_block", "post_norms", "dense_layers",
@@ -86,6 +87,7 @@ def _shape(job: Workload) -> dict[str, Any]:
             "num-experts": model.experts, "moe-router-topk": model.top_k,
             "moe-ffn-hidden-size": model.expert_width,
             "moe-shared-expert-intermediate-size": model.shared_experts * model.expert_width,
+            "moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True,
         }  # fmt: skip
     return shape
 
@@ -104,6 +106,15 @@ def _degrees(best: Candidate) -> dict[str, Any]:
     if job.placed is not None:
         on_host = {"use-precision-aware-optimizer": True, "optimizer-cpu-offload": True}
         on_host |= {"optimizer-offload-fraction": job.placed.share, "overlap-cpu-optimizer-d2h-h2d": True}
+    stack, is_sharded = job.stack, scheme.optim != SELF
+    fp8 = {"fp8-format": "hybrid"} if stack.products != "bf16" else {}
+    # What the stack's constants stand on, and what is off by default.
+    hidden: dict[str, Any] = {
+        "overlap-grad-reduce": stack.overlap is not None,
+        "overlap-param-gather": stack.overlap is not None and is_sharded,
+        "tp-comm-overlap": axes.tensor > 1 and axes.sequence_parallel and stack.tensor_overlap is not None,
+        "grad-reduce-in-bf16": stack.reduce_dtype == "bf16",
+    }
     return {
         "tensor-model-parallel-size": axes.tensor, "sequence-parallel": axes.sequence_parallel,
         "context-parallel-size": axes.context,
@@ -116,11 +127,12 @@ def _degrees(best: Candidate) -> dict[str, Any]:
         "account-for-loss-in-pipeline-split": bool(axes.layers) and last < most,
         "micro-batch-size": best.micro_batch,
         "global-batch-size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
-        "use-distributed-optimizer": scheme.optim != SELF,
+        "use-distributed-optimizer": is_sharded,
         "num-distributed-optimizer-instances": optimizers if scheme.optim not in (SELF, WORLD) else 0,
         **recompute,
         **on_host,
-        "bf16": True,
+        **hidden,
+        "bf16": True, **fp8, "fp8-recipe": "mxfp8" if stack.products == "mxfp8" else "",
     }  # fmt: skip
 
 
@@ -146,6 +158,7 @@ def deepspeed(best: Candidate) -> str:
         "train_micro_batch_size_per_gpu": best.micro_batch,
         "gradient_accumulation_steps": best.accumulation,
         "bf16": {"enabled": True},
+        "communication_data_type": {"bf16": "bfp16"}.get(job.stack.reduce_dtype, job.stack.reduce_dtype),
         "zero_optimization": zero,
     }
     return json.dumps(written, indent=2) + "\n"
@@ -187,11 +200,16 @@ def torchtitan(best: Candidate) -> str:
         "training": {
             "local_batch_size": own, "seq_len": job.seq_len,
             "global_batch_size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
+            "mixed_precision_reduce": _DTYPES[job.stack.reduce_dtype],
             **({} if job.placed is None else {"enable_cpu_offload": True}),
         },
         "parallelism": parallelism,
         "activation_checkpoint": kept.get(job.recompute, {"mode": "selective", "selective_ac_option": "op"}),
     }  # fmt: skip
+    if job.stack.logit_bytes is not None:  # its loss is compiled
+        tables["compile"] = {"enable": True}
+    if job.stack.products != "bf16":
+        tables["model"] = {"converters": [{"fp8": "float8", "mxfp8": "mx"}[job.stack.products]]}
     return "\n".join(_table(name, values) for name, values in tables.items())
 
 
