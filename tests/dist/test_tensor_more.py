@@ -283,3 +283,66 @@ def test_manifests_with_impossible_slices_are_damaged(
     (folder / "manifest.json").write_text(json.dumps(plain | {"sha256": _sum(plain)}))
     with pytest.raises(Damaged, match=said):
         Manifest.read(folder)
+
+
+def _of_half() -> tuple[torch.dtype, float, float]:
+    """Of a loss of bf16 logits without autocast: its dtype, and how far it and its gradient are from torch's."""
+    torch.manual_seed(0)
+    loss_of = lowband.parallelize(nn.CrossEntropyLoss(), {"": Vocabulary()}, topology := _topology())
+    whole = (torch.randn(64, 16) * 16).bfloat16().requires_grad_()
+    mine = whole.detach()[:, 8 * topology.rank : 8 * topology.rank + 8].clone().requires_grad_()
+    targets = torch.randint(16, (64,))
+    found, expected = loss_of(mine, targets), F.cross_entropy(whole, targets)
+    found.backward()
+    expected.backward()
+    assert mine.grad is not None and whole.grad is not None
+    theirs = whole.grad[:, 8 * topology.rank : 8 * topology.rank + 8]
+    apart = ((mine.grad - theirs).abs() / theirs.abs().clamp(min=1e-12)).max()
+    return found.dtype, float(found - expected), float(apart)
+
+
+def test_a_loss_of_half_precision_is_computed_in_single() -> None:
+    for dtype, of_loss, of_grad in on_ranks(2, _of_half):
+        assert dtype == torch.bfloat16
+        assert (of_loss, of_grad) == (0, pytest.approx(0, abs=2**-7))  # one rounding to bf16
+
+
+class Shared(nn.Module):
+    """One module under two names, as the embeddings of an encoder and a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Embedding(8, 4)
+        self.second = nn.Sequential(self.first)
+
+
+def _more_refusals() -> list[str]:
+    topology, said = _topology(), []
+    loss_of = lowband.parallelize(nn.CrossEntropyLoss(), {"": Vocabulary()}, topology)
+    said.append(refusal(loss_of, torch.arange(32.0).view(2, 16), torch.tensor([1, 2])))  # joined before
+    tied = Tied()
+    lowband.parallelize(tied.embed, {"": Vocabulary()}, topology)
+    said.append(refusal(lowband.parallelize, tied.head, {"": Vocabulary()}, topology))
+    said.append(refusal(lowband.shard, tied.head, "zero3", topology, nn.Linear))
+    module = nn.Sequential(nn.Linear(4, 8))
+    optimizer = torch.optim.SGD(module.parameters())
+    lowband.parallelize(module, {"0": Column()}, topology)
+    lowband.shard(module, "zero3", topology, nn.Linear)
+    said.append(refusal(optimizer.step))
+    rules: Plan = {"first": Vocabulary(), "second.0": Whole()}
+    said.append(refusal(lowband.parallelize, Shared(), rules, topology))
+    by_other_name = lowband.parallelize(Shared(), {"second.0": Vocabulary()}, topology)
+    said.append(str(tuple(by_other_name.first.weight.shape)))
+    alone = lowband.Topology({}, lowband.Axes())
+    said.append(refusal(lowband.parallelize, nn.Sequential(nn.Dropout(0.1)), {}, alone))
+    return said
+
+
+def test_what_is_cut_twice_or_joined_before_is_refused() -> None:
+    for joined, tied, sharded, before, two_rules, shape, alone in on_ranks(2, _more_refusals):
+        assert "every rank was given the same logits" in joined
+        for text in (tied, sharded):
+            assert "'weight' is shared with a module that is already sharded or cut" in text
+        assert "holds '0." in before and "from before lowband.shard" in before
+        assert "'first' and 'second.0' are one module, with two rules" in two_rules
+        assert shape == "(4, 4)" and alone == ""

@@ -174,9 +174,16 @@ class _Passed(torch.autograd.Function):
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, along: Along, ignore_index: int, name: str
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        along: Along,
+        ignore_index: int,
+        name: str,
+        looks: bool,
     ) -> torch.Tensor:
-        width = logits.shape[-1]
+        ctx.dtype, width = logits.dtype, logits.shape[-1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # as torch computes it
         local = targets - along.place * width
         is_here = (local >= 0) & (local < width)
         place = local.masked_fill(~is_here, 0).unsqueeze(-1)
@@ -185,6 +192,12 @@ class _VocabularyLoss(torch.autograd.Function):
         target = logits.gather(-1, place).squeeze(-1).masked_fill(~is_here, 0)
         mine = torch.stack([largest, exponentials.sum(dim=-1), target])
         all_ = along.gathered(mine.unsqueeze(0), LOSS_GATHER, 0, name)  # [ranks, 3, tokens]
+        if looks and (all_[:, :2] == all_[0, :2]).all() and (all_[0, 1] != width).any():
+            raise UserError(
+                "every rank was given the same logits",
+                where=f"Vocabulary of '{name}'",
+                allowed="what a Vocabulary head returns, before its Join",
+            )
         top = all_[:, 0].max(dim=0).values
         total = (all_[:, 1] * (all_[:, 0] - top).exp()).sum(dim=0)
         valid = targets != ignore_index
@@ -199,17 +212,19 @@ class _VocabularyLoss(torch.autograd.Function):
         share, place, is_here, valid = ctx.saved_tensors
         grads = share.clone()
         grads.scatter_add_(-1, place, -is_here.unsqueeze(-1).to(grads.dtype))
-        return grads.mul_((grad * valid).unsqueeze(-1)), None, None, None, None
+        grads = grads.mul_((grad * valid).unsqueeze(-1)).to(ctx.dtype)
+        return grads, None, None, None, None, None
 
 
 def vocabulary_losses(
-    logits: torch.Tensor, targets: torch.Tensor, along: Along, ignore_index: int, name: str
+    logits: torch.Tensor, targets: torch.Tensor, along: Along, ignore_index: int, name: str, looks: bool
 ) -> torch.Tensor:
     """Cross-entropy of each token, from this rank's part of the vocabulary.
 
     logits: [tokens, vocabulary / ranks]; targets: [tokens] int64, of the whole vocabulary
-    Returns [tokens], 0 for targets of `ignore_index`; the same bits on every rank.
+    looks:  whether to raise UserError, on every rank, if all of them have the same logits: those of all
+    Returns [tokens] in fp32 or wider, 0 for targets of `ignore_index`; the same bits on every rank.
     Source: Megatron-LM (arXiv 1909.08053, section 3), with one message instead of three.
     """
-    found: torch.Tensor = _VocabularyLoss.apply(logits, targets, along, ignore_index, name)
+    found: torch.Tensor = _VocabularyLoss.apply(logits, targets, along, ignore_index, name, looks)
     return found

@@ -21,10 +21,11 @@ from lowband.engine.parallel.cut_layers import CUT, ColumnLinear, Cut, Entered, 
 from lowband.engine.parallel.divided import Divided
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
-from lowband.engine.units.changes import check_no_hooks
+from lowband.engine.units.changes import check_no_hooks, check_own
 from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial, refuse_wholes
+from lowband.engine.units.unusable import mark_replaced
 from lowband.errors import UserError
 from lowband.spec.tensor import DIVIDED, Column, Join, Partial, Plan, Row, Rule, Split, Tokens, rule_of
 
@@ -46,6 +47,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     if hasattr(module, "_lowband") or any(of_part(child) is not None for child in module.modules()):
         what = "the module is already sharded or cut"
         raise UserError(what, where=type(module).__name__, allowed="one parallelize, before shard")
+    check_own(module)
     if not is_alone():  # before what ranks that differ would refuse one by one
         rules_of_plan = {"rules of its plan": [f"{pattern}: {rule}" for pattern, rule in plan.items()]}
         dropout = {"dropout of its modules": [f"{name}: {child.p}" for name, child in _dropouts(module)]}
@@ -63,6 +65,7 @@ def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
     for name, child in [*module.named_modules()]:
         if child in rules:
             cutter.cut(child, name, rules[child], _around(module, name))
+    cutter.mark_wholes()
     for child in module.modules():
         child._lowband_tensor = cutter.along  # type: ignore[assignment]
     refuse_wholes(module)
@@ -76,6 +79,7 @@ class _Cutter:
         """divided: with sequence parallelism"""
         self.along, self._divided = along, divided
         self._slices: dict[nn.Parameter, nn.Parameter] = {}  # by whole parameter: it may have several places
+        self._places: dict[nn.Parameter, str] = {}
         self._entered: dict[nn.Module, Entered] = {}
 
     def cut(self, child: nn.Module, name: str, rule: Rule, parent: nn.Module) -> None:
@@ -93,7 +97,7 @@ class _Cutter:
         dim, parts = DIVIDED.get(type(rule), 0), rule.parts if isinstance(rule, Column) else 1
         for attribute, parameter in child._parameters.items():
             if parameter is not None and parameter.ndim > dim:
-                child._parameters[attribute] = self._sliced(parameter, dim, parts)
+                child._parameters[attribute] = self._sliced(parameter, dim, parts, f"{name}.{attribute}")
 
     def _shared_by(self, parent: nn.Module, kind: type[nn.Module]) -> Entered:
         if kind is ColumnLinear and parent not in self._entered:
@@ -101,25 +105,37 @@ class _Cutter:
             parent.register_forward_hook(self._entered[parent], always_call=True)
         return self._entered.get(parent, Entered())
 
-    def _sliced(self, whole: nn.Parameter, dim: int, parts: int) -> nn.Parameter:
+    def _sliced(self, whole: nn.Parameter, dim: int, parts: int, name: str) -> nn.Parameter:
         if whole not in self._slices:
             of = SliceOf(whole.shape, dim, parts, self.along.place, self.along.ranks)
             values = of.cut(whole.detach()).clone(memory_format=torch.contiguous_format)
             self._slices[whole] = nn.Parameter(values, whole.requires_grad)
             self._slices[whole].slice_of = of  # type: ignore[attr-defined]
             keep_attributes(whole, self._slices[whole])
+            self._places[whole] = name
         return self._slices[whole]
+
+    def mark_wholes(self) -> None:
+        """Have the parameters that were cut refuse their use, by a module that shares one of them, say."""
+        for whole, place in self._places.items():
+            mark_replaced(whole, place)
 
 
 def _rules(module: nn.Module, plan: Plan) -> dict[nn.Module, Rule]:
-    """By module, the first rule that fits its name."""
-    names = [name for name, _ in module.named_modules()]
+    """By module, the first rule that fits its name; one that has several names, of any of them."""
+    named = [*module.named_modules(remove_duplicate=False)]
+    where = f"plan for {type(module).__name__}"
     for pattern in plan:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            what = f"no module is named '{pattern}'"
-            raise UserError(what, where=f"plan for {type(module).__name__}")
-    found = ((child, rule_of(name, plan)) for name, child in module.named_modules())
-    return {child: rule for child, rule in found if rule is not None}
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            raise UserError(f"no module is named '{pattern}'", where=where)
+    found: dict[nn.Module, Rule] = {}
+    for name, child in named:
+        rule = rule_of(name, plan)
+        if rule is not None and found.setdefault(child, rule) != rule:
+            first = next(other for other, each in named if each is child and rule_of(other, plan) is not None)
+            what = f"'{first}' and '{name}' are one module, with two rules"
+            raise UserError(what, where=where, allowed="the same rule for all its names")
+    return found
 
 
 def _around(module: nn.Module, name: str) -> nn.Module:
@@ -211,7 +227,7 @@ def _check_replaced(
 
 
 def _check(module: nn.Module, rules: Mapping[nn.Module, Rule], ranks: int) -> None:
-    for name, child in _dropouts(module):
+    for name, child in _dropouts(module) if ranks > 1 else ():
         what = f"dropout {child.p}: tensor ranks would draw different random numbers"
         raise UserError(what, where=f"'{name}'", allowed="dropout 0")
     for name, child in module.named_modules():

@@ -15,6 +15,8 @@ from lowband.engine.collectives.activations import Along
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.consistency import check_same, facts_of, is_alone
 from lowband.engine.transport.topology import Topology
+from lowband.engine.units.changes import check_no_hooks
+from lowband.engine.units.own_attributes import keep_attributes
 from lowband.engine.units.parts import of_part
 from lowband.engine.units.seen_as import SeenAs, local_of
 from lowband.engine.units.slice_of import SliceOf
@@ -36,6 +38,8 @@ def take_over(module: nn.Module, topology: Topology) -> None:
     if any(of_part(child) is not None for child in module.modules()):
         what = "parts are cut by lowband.parallelize, others by torch's parallelize_module"
         raise UserError(what, where=type(module).__name__, allowed="one of both")
+    for name, parameter in cut.items():
+        check_no_hooks(name, parameter, type(module).__name__)
     slices = {name: _slice_of(name, parameter, axis) for name, parameter in cut.items()}
     if not is_alone():
         wholes = [p for name, p in module.named_parameters() if slices.get(name) is None]
@@ -50,6 +54,7 @@ def take_over(module: nn.Module, topology: Topology) -> None:
                 places.setdefault(parameter, []).append((child, attribute))
     for name, parameter in cut.items():
         local = _local(parameter)
+        keep_attributes(parameter, local)
         local.seen_as = SeenAs.of(parameter)  # type: ignore[attr-defined]
         if slices[name] is not None:
             local.slice_of = slices[name]  # type: ignore[attr-defined]

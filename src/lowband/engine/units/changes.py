@@ -128,19 +128,25 @@ def changes_of(parameter: nn.Parameter) -> Changes | None:
     return found
 
 
+def check_own(module: nn.Module) -> None:
+    """Raises UserError for a parameter that another module has, and whose place a part of it has taken."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, ReplacedParameter):
+            raise UserError(
+                f"'{name}' is shared with a module that is already sharded or cut, where it is "
+                f"'{parameter.place}'",
+                where=type(module).__name__,
+                allowed="one lowband.parallelize, or shard, around all modules that share a parameter",
+            )
+
+
 def check_unsharded(module: nn.Module) -> None:
     """Raises UserError if some of the module's parameters are already sharded."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if hasattr(parameter, _CHANGES):
             raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
-        if isinstance(parameter, ReplacedParameter):
-            other = parameter.place
-            raise UserError(
-                f"'{name}' is shared with a module that is already sharded, where it is '{other}'",
-                where=type(module).__name__,
-                allowed="one lowband.shard around all modules that share a parameter",
-            )
         check_no_hooks(name, parameter, type(module).__name__)
+    check_own(module)
 
 
 def check_no_hooks(name: str, parameter: nn.Parameter, where: str) -> None:

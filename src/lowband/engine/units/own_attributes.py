@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # Attributes that the engine sets itself; others of its own begin with `_lowband`.
 _OURS = frozenset({"slice_of", "is_partial_sum", "seen_as", "tied_to", "place", "shard_of", "collectives"})
+_DTENSORS = frozenset({"_spec", "_local_tensor"})
 
 
 def keep_attributes(of: nn.Parameter, on: nn.Parameter) -> None:
@@ -14,5 +15,5 @@ def keep_attributes(of: nn.Parameter, on: nn.Parameter) -> None:
     if isinstance(of, FakeTensor):  # of a counted run; its own are torch's: its device, its mode
         return
     for name, value in vars(of).items():
-        if name not in _OURS and not name.startswith("_lowband"):
+        if name not in _OURS | _DTENSORS and not name.startswith("_lowband"):
             setattr(on, name, value)
