@@ -50,8 +50,8 @@ class Matrices:
         adamw.step(); adamw.zero_grad()
 
     select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
-            two dimensions inside of the wrapped modules, so not embeddings and heads; in a pipeline not of
-            its first and its last module either, unless that is of the class of the one beside it
+            two dimensions inside of the wrapped modules, of no nn.Embedding, so no heads either; in a pipeline
+            not of its first and its last module, unless that is of the class of the one beside it
     cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
     over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the
             shards updates all of them again, and sends nothing to the others. "world": each is updated once
@@ -85,6 +85,7 @@ class Matrices:
             for i, shard in enumerate(unit.shards if unit.requires_grad else []):
                 of: ShardOf = shard.shard_of  # type: ignore[attr-defined]
                 is_inner = len(of.shape) == 2 and unit not in in_root and unit.name not in ends
+                is_inner = is_inner and not any(isinstance(m, nn.Embedding) for m, _ in unit.slots[i])
                 if is_inner if select is None else select(of.name, tuple(of.shape)):
                     found.append(Matrix(unit, i, of, _level(unit, over)))
         if not found and self._engine.pipeline is None:  # other stages have some

@@ -136,7 +136,7 @@ class Executor:
             with self._deferring.into(self._deferred.get(place)):
                 for k, module in enumerate(self._running):
                     value = module(*value) if isinstance(value, tuple) else module(value)
-                    if stage == k == 0 and self._kept is not None:
+                    if stage == k == 0 < self._plan.last and self._kept is not None:
                         value = self._kept.watched(value)
         finally:
             self.runs_here = False
@@ -185,7 +185,9 @@ class Executor:
         is_last = stage == self._plan.last
         grads = None if is_last else self._mail.take_grads(stage, micro_batch)
         if outputs:
-            with self._deferring.into(self._deferred.get(place)):
+            # The caller's autocast is of forwards, as around a loop that calls `backward` outside of it.
+            plainly = torch.autocast(outputs[0].device.type, enabled=False)
+            with plainly, self._deferring.into(self._deferred.get(place)):
                 torch.autograd.backward(outputs, grads)
         del outputs
         if stage > 0:
@@ -242,5 +244,12 @@ class Executor:
 
     def _beside(self, owner: nn.Module, distance: int) -> nn.Module | None:
         """The module before or after one in the stage that computes."""
-        at = next(i for i, module in enumerate(self._running) if module is owner) + distance
+        places = [i for i, module in enumerate(self._running) if module is owner]
+        if not places:
+            raise UserError(
+                "a stage takes what another stage of its rank has computed, and was not handed on",
+                where="a pipeline",
+                allowed="what stages return and are given",
+            )
+        at = places[0] + distance
         return self._running[at] if 0 <= at < len(self._running) else None

@@ -72,7 +72,13 @@ class _Cut:
         self._outputs, self.leaves, self._leaf_of = [], [], {}
         if pairs:
             outputs, grads = zip(*pairs, strict=True)
-            torch.autograd.backward(outputs, grads)
+            with _without_autocast(outputs[0]):
+                torch.autograd.backward(outputs, grads)
+
+
+def _without_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """The caller's is of forwards, as around a loop that calls `backward` outside of it."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 class _MicroBatch:
@@ -218,7 +224,8 @@ class Breadth(Generic[T]):
             self._check_loss(loss, each)
             self._before_units = set()
             losses.append(loss.detach())
-            loss.backward()
+            with _without_autocast(loss):
+                loss.backward()
             del loss
             self._sum_grads(passes.units)  # the loss may use side outputs that no attribute holds
             for unit in passes.units:

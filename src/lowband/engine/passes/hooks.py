@@ -220,7 +220,9 @@ class Hooks:
         self._backward.forgo_unreached()
         if owner is self._module:
             run.place = 0
-        if not (owner is self._module and run.is_reentrant):  # see [Note: late gradients]
+        # See [Note: late gradients]. A leader says itself when gradients are whole: this may be the
+        # recomputation of one micro-batch, reentrantly, and others follow.
+        if self._passes.leader is None and not (owner is self._module and run.is_reentrant):
             for unit in units:
                 self._backward.expect(unit, may_be_whole=not run.is_reentrant)
         self._passes.gather(units, backward=True)
