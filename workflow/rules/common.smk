@@ -108,10 +108,13 @@ OWN_CLAIMS_CSV = (
     f"{TABLES_DIR}/claims.csv" if IS_OWN else f"results/{NAME}/own_claims/claims.csv"
 )
 REPORT_CODE = "src/lowband/evidence/report"
-# Closed forms of bytes and memory are columns of the raw tables.
+# Closed forms of bytes and memory, and predicted times in a box, are columns of the raw tables.
 COLLECT_CODE = [
     *(f"src/lowband/evidence/tables/{name}.py" for name in ("collect", "points")),
+    "src/lowband/evidence/validation/scale_model.py",
+    "src/lowband/spec/step_columns.py",
     *sorted(map(str, Path("src/lowband/cost").glob("*.py"))),
+    *sorted(map(str, Path("src/lowband/predict").rglob("*.py"))),
 ]
 CLAIMS_CODE = [
     *(
@@ -172,7 +175,7 @@ def shared_resources(allocation):
     left = [
         spec
         for spec in allocation.runs
-        if not has_ended(RunFolder(Path(RUNS_DIR) / spec.run_id))
+        if not has_ended(RunFolder(Path(RUNS_DIR) / spec.run_id), spec)
     ]
     [asked] = job.allocations(left or allocation.runs)
     return {

@@ -55,6 +55,8 @@ def add(commands: Any) -> None:
         "where available (auto, the default)",
     )
 
+    train.add_argument("--again", action="store_true", help="also if it has ended well: its rows are lost")
+
     preflight = add_verb(
         commands, _preflight, "preflight", "measure on a run's nodes what would go wrong, in two minutes",
         "results/mine/runs/RUN/spec.json",
@@ -152,7 +154,7 @@ def _train(options: argparse.Namespace) -> int:
     from lowband.run.ending import exit_code
     from lowband.run.train import train
 
-    outcome = train(options.spec, links)
+    outcome = train(options.spec, links, options.again)
     if is_first_process():
         print(f"{options.spec.parent.name}: {outcome.status}, {outcome.steps} steps {outcome.cause}".rstrip())
         for slow in outcome.slow:

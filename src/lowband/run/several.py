@@ -25,11 +25,16 @@ from lowband.spec.run_folder import RunFolder
 START_S = 60  # of a run, before its own clock: srun, imports
 
 
-def has_ended(folder: RunFolder) -> bool:
-    """Whether the run that the folder's spec describes ended with a row for the tables."""
+def has_ended(folder: RunFolder, spec: RunSpec | None = None) -> bool:
+    """Whether the run of a spec, by default the folder's, ended with a row for the tables.
+
+    One that was out of time may have been given more.
+    """
     outcome = folder.read_outcome()
     if outcome is None or exit_code(outcome, folder):
         return False
+    if outcome.of and outcome.status != "timeout":
+        return outcome.of == (spec or RunSpec.read_json(folder.spec)).training_sum
     return folder.outcome.stat().st_mtime_ns >= folder.spec.stat().st_mtime_ns
 
 

@@ -91,7 +91,7 @@ def run_status(spec: RunSpec, folder: RunFolder) -> RunStatus:
     """The state of one run."""
     is_running = is_held(folder.lock)  # first: a run that ends meanwhile has an outcome
     outcome = folder.read_outcome()
-    if outcome is not None:
+    if outcome is not None and outcome.of in ("", spec.training_sum):
         found = tuple(map(str, outcome.slow))
         return RunStatus(spec.run_id, spec.suite, outcome.status, outcome.cause, 1.0, outcome.wall_s, found)
     share = min(1.0, folder.count_steps() / spec.steps)

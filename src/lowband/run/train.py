@@ -50,16 +50,23 @@ class RunContext:
     device_type: str  # cpu | cuda
 
 
-def train(spec_path: Path, links: str = OWN) -> Outcome:
+def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
     """Run the spec: as one rank or a node's ranks under torchrun or srun, otherwise all ranks here.
 
     links: how the ranks are connected, for the record; `network.SHAPED`: by a box's links
-    Returns the outcome, also of a failed run; it is in the folder too, if it could be written.
+    again: also if it has ended well, whose rows are then lost
+    Returns the outcome, also of a failed run; it is in the folder too, if it could be written. One that has
+    ended well before is left as it is.
     Raises UserError, with nothing written, if the spec or its text cannot be used or another process runs
     the folder; SystemExit and KeyboardInterrupt after SIGTERM and Ctrl-C.
     """
     spec = RunSpec.read_json(spec_path)
-    folder = RunFolder(spec_path.parent)
+    folder = RunFolder(spec_path.parent, spec.training_sum)
+    before = folder.read_outcome()  # the same for all ranks: none of them changes it
+    if not again and before is not None and (before.status, before.of) == ("ok", spec.training_sum):
+        if is_first_process():
+            report(f"{folder.path.name}: has ended already; `lowband train --again` trains it anew")
+        return before
     if spec.device == "fake":
         return _count(spec, folder)
     mine = from_environment(spec.ranks)

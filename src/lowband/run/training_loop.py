@@ -23,13 +23,10 @@ from lowband.run.count_calls import Outside
 from lowband.run.over_ranks import gather_record, mean_sent, outcome_of, total
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.spec.records import Outcome, Sent, StepRecord
-from lowband.spec.run import OPTIONS, RunSpec
+from lowband.spec.run import OPTIONS, UNSEEN, RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Batch, Trainer
-
-# Options that change neither results nor times; the text counts by its content, not by its path.
-_NOT_OF_THE_TRAINING = {"time_limit_s", "peer_timeout_s", "checkpoint_every", "text", "fingerprint"}
 
 
 class Diverged(Exception):
@@ -52,7 +49,8 @@ def train_rank(
     outside = Outside(spec.job_levels, trainer.lanes)
     clock = StepClock(trainer.lanes, device)
     checkpointer = _checkpointer(spec, corpus, folder)
-    resumed_from, outside_sent = _resume(rank, checkpointer, trainer)
+    begins, outside_sent = _resume(rank, checkpointer, trainer)
+    resumed_from = begins[-1]
     stall_s = 0.0
     if is_first:
         folder.go_back_to(resumed_from)
@@ -82,7 +80,8 @@ def train_rank(
         if is_first:
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
-            extra = {"step": step, "outside": [sent.model_dump() for sent in outside_sent]}
+            extra = {"step": step, "begins": begins}
+            extra["outside"] = [sent.model_dump() for sent in outside_sent]
             if replicas is not None and replicas.sync.delay:
                 extra["in_flight"] = _in_flight(replicas)
             if spec.copies:
@@ -99,6 +98,7 @@ def train_rank(
     return outcome.model_copy(
         update={
             "resumed_from": resumed_from,
+            "begins": begins,
             "notes": "; ".join(
                 filter(None, (outcome.notes, *(checkpointer.skipped if checkpointer else ())))
             ),
@@ -143,18 +143,22 @@ def _checkpointer(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Checkpoin
 
 def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
     """Folder of a run's checkpoints, which depends on spec and text: a changed run never resumes from it."""
-    options = spec.model_dump(mode="json", include=set(OPTIONS) - _NOT_OF_THE_TRAINING)
-    content = json.dumps({**options, "text_sha256": corpus.facts["sha256"]}, sort_keys=True)
+    options = {key: spec.point[key] for key in OPTIONS if key not in UNSEEN | {"text", "fingerprint"}}
+    text = corpus.facts["sha256"]  # by its content, not by its path
+    content = json.dumps({**options, "seed": spec.seed, "text_sha256": text}, sort_keys=True)
     return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _resume(rank: int, checkpointer: Checkpointer | None, trainer: Trainer) -> tuple[int, tuple[Sent, ...]]:
-    """Load the newest undamaged checkpoint; returns its step and outside counts, (0, ()) if there is none."""
+def _resume(
+    rank: int, checkpointer: Checkpointer | None, trainer: Trainer
+) -> tuple[list[int], tuple[Sent, ...]]:
+    """Load the newest undamaged checkpoint; returns after which steps attempts began whose steps are kept, and
+    outside counts: [0], () if there is none."""
     extra = None
     if checkpointer is not None:
         extra = checkpointer.load_newest(trainer.model, trainer.optimizer)
     if extra is None:
-        return 0, ()
+        return [0], ()
     if "in_flight" in extra and trainer.replicas is not None:
         mine = extra["in_flight"][rank]
         trainer.replicas.count_in_flight(
@@ -162,7 +166,8 @@ def _resume(rank: int, checkpointer: Checkpointer | None, trainer: Trainer) -> t
         )
     if "loads" in extra:
         resume_loads(trainer.model, extra["loads"][rank])
-    return int(extra["step"]), tuple(Sent.model_validate(sent) for sent in extra["outside"])
+    begins = [*extra.get("begins", [0]), int(extra["step"])]
+    return begins, tuple(Sent.model_validate(sent) for sent in extra["outside"])
 
 
 def _in_flight(replicas: Replicas) -> list[dict[str, list[dict[str, Any]]]]:

@@ -151,6 +151,10 @@ class Outcome(Strict):
     resumed_from: int = Field(
         default=0, description="the step whose checkpoint the last attempt started from"
     )
+    begins: tuple[int, ...] = Field(
+        default=(), description="the steps after which attempts began whose steps are kept"
+    )
+    of: str = Field(default="", description="`RunSpec.training_sum` of the spec that was trained")
     checkpoint_stall_s: float = Field(
         default=0.0, description="longest time that a checkpoint blocked the training"
     )

@@ -1,5 +1,7 @@
 """The complete specification of one training run: nothing downstream reads the configuration again."""
 
+import hashlib
+import json
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -220,6 +222,13 @@ class RunSpec(RunOptions):
         first_seed = self.seed - self.repeat + 1
         return {**options, "machine": self.machine.hardware, "seed": first_seed}
 
+    @property
+    def training_sum(self) -> str:
+        """Of all that a run's rows depend on: its point and its seed, without limits and checkpoints."""
+        options = self.point | {"seed": self.seed}
+        content = json.dumps({k: v for k, v in options.items() if k not in UNSEEN}, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
     def check_engine(self) -> None:
         """Raises UserError, with the reason, if the engine cannot do this run or has no counterpart."""
         if self.engine == "lowband":
@@ -277,6 +286,8 @@ class RunSpec(RunOptions):
         return self.global_batch * self.seq_len
 
 
+# Options that change neither results nor times.
+UNSEEN = frozenset({"time_limit_s", "peer_timeout_s", "checkpoint_every"})
 # Every key by which two runs may differ, axes last; the others only name a run.
 OPTIONS = tuple(
     key

@@ -18,8 +18,9 @@ from lowband.spec.records import Environment, Outcome, StepRecord
 class RunFolder:
     """`results/<cluster>/runs/<run_id>/`. Whole files appear at once: temporary file, flush, rename."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, of: str = "") -> None:
+        """of: the `training_sum` of what is trained in it; "" for those who only look"""
+        self.path, self._of = path, of
         self._opened = time.monotonic()
         self.spec = path / "spec.json"
         self.env = path / "env.json"
@@ -109,7 +110,7 @@ class RunFolder:
 
         Returns the recorded outcome.
         """
-        timed = outcome.model_copy(update={"wall_s": time.monotonic() - self._opened})
+        timed = outcome.model_copy(update={"wall_s": time.monotonic() - self._opened, "of": self._of})
         if create_whole(self.outcome, timed.to_json()):
             return timed
         return self.read_outcome() or timed

@@ -1,5 +1,6 @@
 """Raw tables -> derived tables, by name: where the sources of an entry are, and how it is written."""
 
+import ast
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_c
 OF_MACHINES = {raw: name for name in RULES for raw in BENCHMARKS[name].tables}
 SUITE_OF = {name: table.suite for name, table in TABLES.items() if table.suite is not None}
 THIS_MACHINE = "local"
+EVIDENCE = Path(__file__).parents[1]
 
 
 def is_made_by(suites: Iterable[str], suite: str) -> bool:
@@ -96,7 +98,20 @@ def code_of(name: str) -> list[str]:
     if TABLES[name].view is not None:
         return ["tables/tables.yaml", "tables/view.py"]
     module = TABLES[name].place[0].replace(".", "/")
-    return [f"{module}.py", "tables/derived/__init__.py", "tables/points.py"]
+    return sorted({"tables/derived/__init__.py", "tables/points.py", *_with_imports(f"{module}.py")})
+
+
+def _with_imports(file: str) -> set[str]:
+    """A file below lowband/evidence and those there that it imports, directly or by another one."""
+    found, waiting = set[str](), [file]
+    while waiting:
+        found.add(file := waiting.pop())
+        for node in ast.walk(ast.parse((EVIDENCE / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowband.evidence."):
+                base = (node.module or "").removeprefix("lowband.evidence.").replace(".", "/")
+                of = [f"{base}.py", *(f"{base}/{each.name}.py" for each in node.names)]
+                waiting += [path for path in of if (EVIDENCE / path).is_file() and path not in found]
+    return found
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:

@@ -57,8 +57,8 @@ def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
-    not a run, for a run that is there twice, and for one that ended ok but lacks the record of a step; then
-    no table is written.
+    not a run, for a run that is there twice, for one that ended ok but lacks the record of a step, and for one
+    whose spec has changed since; then no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
     folders: dict[str, Path] = {}  # by the id of their runs
@@ -68,7 +68,7 @@ def collect(runs: list[Path], out: Path) -> None:
         for path in runs:
             folder = RunFolder(path)
             spec = RunSpec.read_json(folder.spec)
-            options, outcome = identity(spec), _outcome(folder)
+            options, outcome = identity(spec), _outcome(folder, spec)
             keys = _keys(spec, options["point"])
             if (earlier := folders.setdefault(spec.run_id, path)) is not path:
                 raise UserError(f"run {spec.run_id} again", where=path, allowed=f"once: it is in {earlier}")
@@ -102,10 +102,14 @@ def _csv(values: Iterable[object]) -> str:
     return line.getvalue()
 
 
-def _outcome(folder: RunFolder) -> Outcome:
+def _outcome(folder: RunFolder, spec: RunSpec) -> Outcome:
     if not folder.outcome.exists():
         return Outcome(status="error", cause="no outcome written", steps=0)
-    return Outcome.read_json(folder.outcome)
+    outcome = Outcome.read_json(folder.outcome)
+    if outcome.of not in ("", spec.training_sum):
+        allowed = "to be trained again; or the spec as it was"
+        raise UserError("is of a run under another spec", where=folder.outcome, allowed=allowed)
+    return outcome
 
 
 def _whole_steps(folder: RunFolder, outcome: Outcome) -> Columns:
@@ -211,7 +215,7 @@ def _warmup(spec: RunSpec, outcome: Outcome, count: int) -> list[bool]:
     def behind(*begins: int) -> list[bool]:
         return [any(begin <= step < begin + spec.warmup_steps for begin in begins) for step in range(count)]
 
-    found = behind(0, outcome.resumed_from)
+    found = behind(*(outcome.begins or (0, outcome.resumed_from)))
     return behind(0) if all(found) else found
 
 

@@ -228,7 +228,7 @@ def _runs(root: Path, tables: Path) -> dict[str, Any]:
 def _table_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """How many runs each suite has, by the commit and the device that made them."""
     where = ["suite", "commit", "dirty", "device", "links", "torch"]
-    runs = runs.fillna({"torch": "-", "links": "-"})
+    runs = runs.fillna(dict.fromkeys(where, "-"))  # of a run that failed before it had an environment
     table = runs.groupby(where, sort=False).size().reset_index(name="runs").astype(str)
     return table.rename(columns={"dirty": "uncommitted changes"})
 
