@@ -232,3 +232,38 @@ def test_launched_ranks_leave_another_jobs_folder_alone(tmp_path: Path) -> None:
         assert folder.env.exists()
     finally:
         killed(first)
+
+
+def test_a_run_that_has_ended_well_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, folder = spec_file(tmp_path, **STEPS), RunFolder(tmp_path)
+    first = train(path)
+    spec_file(tmp_path, **STEPS, time_limit_s=1234)
+    assert train(path) == first == folder.read_outcome()
+    assert "has ended already; `lowband train --again` trains it anew" in capsys.readouterr().err
+    again = train(path, again=True)
+    assert (again.status, again.wall_s != first.wall_s) == ("ok", True)
+    spec_file(tmp_path, **{**STEPS, "steps": 11})
+    assert train(path).steps == 11
+
+
+def test_every_attempt_is_known_by_where_it_began(tmp_path: Path) -> None:
+    path, folder = spec_file(tmp_path, **{**STEPS, "checkpoint_every": 2}), RunFolder(tmp_path)
+    append = RunFolder.append_step
+    for last in (5, 9):
+
+        def stop(self: RunFolder, record: StepRecord, last: int = last) -> None:
+            append(self, record)
+            if record.step == last:
+                wait_for(lambda: any(self.checkpoints.glob(f"*/step-{last - 1:08}")))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def prepare(stop=stop) -> None:
+            RunFolder.append_step = stop  # type: ignore[method-assign]
+
+        assert ended(begun(path, prepare), path)[0] == 1
+    outcome = train(path)
+    assert outcome.status == "ok" and outcome.begins[0] == 0 and len(outcome.begins) == 3
+    assert outcome.begins[-1] == outcome.resumed_from
+    assert list(outcome.begins) == sorted(outcome.begins)

@@ -81,6 +81,12 @@ def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     assert list(steps["is_warmup"]) == [True, True, False, True, True, False]
     row = read_table(tmp_path / "resumed" / "runs.csv").iloc[0]
     assert (row["measured_steps"], row["step_time_s"]) == (2, 2.5)
+    twice = outcome.model_copy(update={"resumed_from": 4, "begins": (0, 2, 4)})
+    one = spec.model_copy(update={"warmup_steps": 1})
+    assert _warmup(one, twice, 6) == [True, False, True, False, True, False]
+    run.outcome.write_text(outcome.model_copy(update={"of": "another"}).to_json())
+    with pytest.raises(UserError, match="is of a run under another spec"):
+        collect([run.path], tmp_path / "never")
     short = spec.model_copy(update={"warmup_steps": 3})
     assert _warmup(short, outcome.model_copy(update={"resumed_from": 3}), 6) == [True] * 3 + [False] * 3
     seen = read_table(tmp_path / "outside.csv")

@@ -8,7 +8,7 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_run
 
 from lowband.errors import UserError
-from lowband.evidence.tables.build import tables_of_runs, write_table
+from lowband.evidence.tables.build import code_of, tables_of_runs, write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.derived import box_hops, communication
 from lowband.evidence.tables.points import POINT
@@ -30,6 +30,12 @@ def test_scaling_names_its_base(tables: Path) -> None:
     assert df.loc[("hpz", 8), "base_ranks"] == 4
     assert df.loc[("hpz", 8), "efficiency"] == pytest.approx(1.25 / 2)
     assert (df["exposed_comm_share"] == 0.25).all()
+
+
+def test_a_table_is_made_again_where_what_it_imports_changes() -> None:
+    assert "tables/derived/box.py" in code_of("box_ratios")
+    assert {"tables/derived/wan_losses.py", "tables/derived/convergence.py"} <= {*code_of("delays")}
+    assert code_of("joined") == ["tables/tables.yaml", "tables/view.py"]
 
 
 def test_flops_name_their_convention(tables: Path) -> None:

@@ -157,3 +157,21 @@ def test_sigterm_is_passed_on_to_the_run(folders: list[Path]) -> None:
     assert process.wait() == 128 + 15
     assert (folders[0] / "was-told").exists()
     assert started(folders) == [0]
+
+
+def test_a_run_has_ended_if_what_was_trained_is_what_the_spec_asks_for(folders: list[Path]) -> None:
+    spec, folder = SPECS[0], RunFolder(folders[0], SPECS[0].training_sum)
+    folder.write_outcome(Outcome(status="ok", steps=3))
+    longer = spec.model_copy(update={"time_limit_s": spec.time_limit_s + 1, "checkpoint_every": 7})
+    device = spec.machine.device.model_copy(update={"source": "another sentence"})
+    said = spec.model_copy(update={"machine": spec.machine.model_copy(update={"device": device})})
+    other = spec.model_copy(update={"micro_batch": spec.micro_batch + 1})
+    for written in (longer, said, spec):
+        write_whole(folder.spec, written.to_json())  # later than the outcome
+        assert has_ended(folder)
+    assert not has_ended(folder, other) and not has_ended(folder, spec.model_copy(update={"seed": 77}))
+    folder.outcome.unlink()
+    folder.write_outcome(Outcome(status="timeout", steps=3))
+    assert has_ended(folder)
+    os.utime(folder.outcome, ns=(0, 0))
+    assert not has_ended(folder)  # it may have more time now
