@@ -120,3 +120,8 @@ def with_base(df: pd.DataFrame, rate: str) -> pd.DataFrame:
     base = measured.drop_duplicates(series)[[*series, "ranks", rate]]
     base = base.rename(columns={"ranks": "base_ranks", rate: "base_rate"})
     return df.merge(base, on=series, how="left").drop(columns="kept_batch")
+
+
+def all_of(values: pd.Series) -> str:
+    """The texts of a point's runs, each once: repeats may have had other links."""
+    return " + ".join(dict.fromkeys(values.dropna().map(str)))

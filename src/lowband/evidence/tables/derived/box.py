@@ -20,7 +20,7 @@ outer_link_share             the outer link's rate over the largest in the table
 import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
-from lowband.evidence.tables.points import over, points, with_base
+from lowband.evidence.tables.points import all_of, over, points, with_base
 
 OVER = ("zero3", "zeropp")  # the schemes that all others are compared with
 COMPARED: tuple[dict[str, str], ...] = (
@@ -46,7 +46,7 @@ def build(runs: pd.DataFrame) -> pd.DataFrame:
         **{column: (column, "median") for column in times},
         real_share=("real_share", "max"),
         **{column: (column, "median") for column in ("interface_bytes", "ledger_bytes")},
-        links=("links", "first"),
+        links=("links", all_of),
     )
     df = points(ok).join(by_point).reset_index(drop=True)
     df["measured_over_predicted"] = df["step_time_s"] / df["predicted_step_time_s"]

@@ -15,7 +15,7 @@ import pandas as pd
 
 from lowband.cost.flops import MODEL_CONVENTION
 from lowband.evidence.tables.derived import median_and_spread
-from lowband.evidence.tables.points import over, points, with_base
+from lowband.evidence.tables.points import all_of, over, points, with_base
 
 COMPARED: tuple[dict[str, str], ...] = (
     {"order": "depth"},
@@ -28,10 +28,10 @@ COMPARED: tuple[dict[str, str], ...] = (
 
 def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """One row per point, in the order of the runs."""
-    constant = ("tokens_per_step", "model_flop_per_token", "peak_flop_per_s_per_rank", "links")
+    constant = ("tokens_per_step", "model_flop_per_token", "peak_flop_per_s_per_rank")
     by_point = runs.groupby("point", sort=False).agg(
         runs=("run_id", "size"), runs_ok=("status", lambda status: int((status == "ok").sum())),
-        **{column: (column, "first") for column in constant},
+        **{column: (column, "first") for column in constant}, links=("links", all_of),
     )  # fmt: skip
     df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
     # The quantiles swap: the fast steps give the high rate.
