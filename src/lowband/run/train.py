@@ -31,7 +31,7 @@ from lowband.run.ranks import Rank, from_environment, is_first_process, job_id, 
 from lowband.run.room import check_room
 from lowband.run.training_loop import Diverged, train_rank
 from lowband.spec.lock import hold, job_of
-from lowband.spec.records import Outcome
+from lowband.spec.records import Environment, Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers import deepspeed
@@ -62,8 +62,7 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
     """
     spec = RunSpec.read_json(spec_path)
     folder = RunFolder(spec_path.parent, spec.training_sum)
-    before = folder.read_outcome()  # the same for all ranks: none of them changes it
-    if not again and before is not None and (before.status, before.of) == ("ok", spec.training_sum):
+    if not again and (before := _ended_before(spec, folder)) is not None:
         if is_first_process():
             report(f"{folder.path.name}: has ended already; `lowband train --again` trains it anew")
         return before
@@ -99,6 +98,18 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
     job = RunContext(spec, corpus, folder, links, on)
     with _started(folder) if is_first_process() else nullcontext():
         return _run_launched_rank(mine, job) if isinstance(mine, Rank) else _run_ranks(mine, job)
+
+
+def _ended_before(spec: RunSpec, folder: RunFolder) -> Outcome | None:
+    """The outcome of the same run, if it has ended well; the same on all ranks: none of them changes it."""
+    outcome = folder.read_outcome()
+    if outcome is None or (outcome.status, outcome.of) != ("ok", spec.training_sum):
+        return None
+    try:
+        text = Environment.read_json(folder.env).data.get("sha256")
+    except UserError:
+        return None
+    return outcome if text is None or text == read_corpus(spec.text).facts["sha256"] else None
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from lowband.run.count_calls import Outside
 from lowband.run.over_ranks import gather_record, mean_sent, outcome_of, total
 from lowband.run.pacing import MOST_REAL_SHARE, Overloaded, PacedDevice
 from lowband.spec.records import Outcome, Sent, StepRecord
-from lowband.spec.run import OPTIONS, UNSEEN, RunSpec
+from lowband.spec.run import UNSEEN, RunSpec
 from lowband.spec.run_folder import RunFolder
 from lowband.trainers.prepare import prepare
 from lowband.trainers.trainer import Batch, Trainer
@@ -98,7 +98,7 @@ def train_rank(
     return outcome.model_copy(
         update={
             "resumed_from": resumed_from,
-            "begins": begins,
+            "begins": tuple(begins),
             "notes": "; ".join(
                 filter(None, (outcome.notes, *(checkpointer.skipped if checkpointer else ())))
             ),
@@ -143,7 +143,7 @@ def _checkpointer(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Checkpoin
 
 def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
     """Folder of a run's checkpoints, which depends on spec and text: a changed run never resumes from it."""
-    options = {key: spec.point[key] for key in OPTIONS if key not in UNSEEN | {"text", "fingerprint"}}
+    options = {k: value for k, value in spec.point.items() if k not in UNSEEN | {"text", "fingerprint"}}
     text = corpus.facts["sha256"]  # by its content, not by its path
     content = json.dumps({**options, "seed": spec.seed, "text_sha256": text}, sort_keys=True)
     return folder.checkpoints / hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -225,8 +225,9 @@ class RunSpec(RunOptions):
     @property
     def training_sum(self) -> str:
         """Of all that a run's rows depend on: its point and its seed, without limits and checkpoints."""
-        options = self.point | {"seed": self.seed}
-        content = json.dumps({k: v for k, v in options.items() if k not in UNSEEN}, sort_keys=True)
+        seen = set(OPTIONS) - UNSEEN - {"machine"}
+        stated = self.model_dump(mode="json", include=seen, exclude_defaults=True)  # so later options change none
+        content = json.dumps({**stated, "machine": self.machine.hardware, "seed": self.seed}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def check_engine(self) -> None:

@@ -59,7 +59,7 @@ def _runs(out: Path) -> Iterator[Item]:
     for suite in SUITES:
         write_specs = (*_PYTHON, "lowband", "spec", "--suite", suite, "--out", str(out / "runs"))
         for run in Config(ROOT).runs([suite]):
-            train = (*_PYTHON, "lowband", "train", str(out / "runs" / run.run_id / "spec.json"))
+            train = (*_PYTHON, "lowband", "train", str(out / "runs" / run.run_id / "spec.json"), "--again")
             yield _item(run.run_id, RUNS, out, [write_specs, train])
 
 

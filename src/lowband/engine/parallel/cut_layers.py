@@ -115,6 +115,7 @@ def _outside(indices: torch.Tensor, size: int) -> int | None:
         return None
     if indices.device.type == "cuda":
         torch._assert_async(((indices >= 0) & (indices < size)).all(), f"index outside of 0 to {size - 1}")
+    if indices.device.type != "cpu":
         return None
     return next((end for end in (int(indices.min()), int(indices.max())) if not 0 <= end < size), None)
 

@@ -185,9 +185,7 @@ class Executor:
         is_last = stage == self._plan.last
         grads = None if is_last else self._mail.take_grads(stage, micro_batch)
         if outputs:
-            # The caller's autocast is of forwards, as around a loop that calls `backward` outside of it.
-            plainly = torch.autocast(outputs[0].device.type, enabled=False)
-            with plainly, self._deferring.into(self._deferred.get(place)):
+            with self._plainly(), self._deferring.into(self._deferred.get(place)):
                 torch.autograd.backward(outputs, grads)
         del outputs
         if stage > 0:
@@ -197,8 +195,13 @@ class Executor:
         self._sum_grads(stage)
 
     def _weight(self, stage: int, micro_batch: int) -> None:
-        self._deferred.pop((stage, micro_batch)).run()
+        with self._plainly():
+            self._deferred.pop((stage, micro_batch)).run()
         self._sum_grads(stage)
+
+    def _plainly(self) -> torch.autocast:
+        """The caller's autocast is of forwards, as around a loop that calls `backward` outside of it."""
+        return torch.autocast(self._passes.units[0].collectives.device.type, enabled=False)
 
     # ---- gradients
 

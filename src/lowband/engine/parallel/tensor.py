@@ -27,7 +27,7 @@ from lowband.engine.units.parts import of_part
 from lowband.engine.units.slice_of import SliceOf, mark_partial, refuse_wholes
 from lowband.engine.units.unusable import mark_replaced
 from lowband.errors import UserError
-from lowband.spec.tensor import DIVIDED, Column, Join, Partial, Plan, Row, Rule, Split, Tokens, rule_of
+from lowband.spec.tensor import DIVIDED, Column, Join, Partial, Plan, Row, Rule, Split, Tokens
 
 
 def parallelize(module: nn.Module, plan: Plan, topology: Topology) -> nn.Module:
@@ -122,19 +122,16 @@ class _Cutter:
 
 
 def _rules(module: nn.Module, plan: Plan) -> dict[nn.Module, Rule]:
-    """By module, the first rule that fits its name; one that has several names, of any of them."""
+    """By module, the first rule that fits its name; of one that has several names, that fits any of them."""
     named = [*module.named_modules(remove_duplicate=False)]
-    where = f"plan for {type(module).__name__}"
-    for pattern in plan:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
-            raise UserError(f"no module is named '{pattern}'", where=where)
     found: dict[nn.Module, Rule] = {}
-    for name, child in named:
-        rule = rule_of(name, plan)
-        if rule is not None and found.setdefault(child, rule) != rule:
-            first = next(other for other, each in named if each is child and rule_of(other, plan) is not None)
-            what = f"'{first}' and '{name}' are one module, with two rules"
-            raise UserError(what, where=where, allowed="the same rule for all its names")
+    for pattern, rule in plan.items():
+        fit = [child for name, child in named if fnmatchcase(name, pattern)]
+        if not fit:
+            what = f"no module is named '{pattern}'"
+            raise UserError(what, where=f"plan for {type(module).__name__}")
+        for child in fit:
+            found.setdefault(child, rule)
     return found
 
 

@@ -142,11 +142,11 @@ def check_own(module: nn.Module) -> None:
 
 def check_unsharded(module: nn.Module) -> None:
     """Raises UserError if some of the module's parameters are already sharded."""
+    check_own(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if hasattr(parameter, _CHANGES):
             raise UserError(f"'{name}' is already a shard", where=type(module).__name__)
         check_no_hooks(name, parameter, type(module).__name__)
-    check_own(module)
 
 
 def check_no_hooks(name: str, parameter: nn.Parameter, where: str) -> None:

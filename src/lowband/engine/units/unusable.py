@@ -45,7 +45,7 @@ class Unusable(torch.Tensor):
 class ReplacedParameter(Unusable, nn.Parameter):
     """A whole parameter from before sharding: whoever still refers to it would see its old values."""
 
-    what = "a parameter from before lowband.shard, which has kept its old values"
+    what = "a parameter from before lowband.shard or parallelize, which has kept its old values"
     allowed = "the module's own attribute, read in its forward"
 
 

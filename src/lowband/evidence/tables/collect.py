@@ -107,6 +107,8 @@ def _outcome(folder: RunFolder, spec: RunSpec) -> Outcome:
         return Outcome(status="error", cause="no outcome written", steps=0)
     outcome = Outcome.read_json(folder.outcome)
     if outcome.of not in ("", spec.training_sum):
+        if outcome.status != "ok":
+            return Outcome(status="error", cause="no outcome of this spec", steps=0)
         allowed = "to be trained again; or the spec as it was"
         raise UserError("is of a run under another spec", where=folder.outcome, allowed=allowed)
     return outcome

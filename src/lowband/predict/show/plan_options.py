@@ -28,7 +28,6 @@ _SCHEDULES = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DEFAULTS = ModelSpec.model_fields
 _NOT_MEGATRONS = (
     "attention", "window", "chunked", "latent", "sinks", "parallel_block", "post_norms", "dense_layers",
@@ -200,7 +199,6 @@ def torchtitan(best: Candidate) -> str:
         "training": {
             "local_batch_size": own, "seq_len": job.seq_len,
             "global_batch_size": best.micro_batch * best.accumulation * job.levels.world // axes.context,
-            "mixed_precision_reduce": _DTYPES[job.stack.reduce_dtype],
             **({} if job.placed is None else {"enable_cpu_offload": True}),
         },
         "parallelism": parallelism,
