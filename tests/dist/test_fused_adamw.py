@@ -301,3 +301,41 @@ def test_a_rate_may_be_a_tensor() -> None:
     [expected], [found] = (on_ranks(1, with_a_tensor_as_rate, is_torchs) for is_torchs in (True, False))
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-6)
+
+
+def beside_another(is_own: bool) -> dict[str, torch.Tensor]:
+    """Weights after a step that was clipped, of which another optimizer has every second parameter."""
+    case = Case("zero3")._replace(reduce=FP32)
+    model = sharded(case)
+    parameters = list(model.parameters())
+    optimizer = lowband.AdamW(model, LR, BETAS, EPS, DECAY)
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": parameters[::2]})
+    other = torch.optim.SGD(parameters[1::2], lr=0.1)
+    backward(model, case, 0)
+    if is_own:
+        optimizer.clip_grad_norm_(MAX_NORM)
+    else:
+        lowband.clip_grad_norm_(model, MAX_NORM)
+    other.step()
+    optimizer.step()
+    return lowband.full_state_dict(model)
+
+
+def test_what_is_clipped_is_so_for_other_optimizers_too() -> None:
+    [own], [expected] = (on_ranks(1, beside_another, is_own) for is_own in (True, False))
+    assert all(torch.allclose(own[name], value, rtol=1e-6, atol=1e-7) for name, value in expected.items())
+
+
+def with_others_options() -> list[str]:
+    model = sharded(Case("zero3"))
+    optimizer = lowband.AdamW(model)
+    state = torch.optim.AdamW(model.parameters(), amsgrad=True).state_dict()
+    more = {"params": [], "maximize": True}
+    return [answer(optimizer.load_state_dict, state), answer(optimizer.add_param_group, more)]
+
+
+def test_options_that_it_has_not_are_refused() -> None:
+    [(loaded, added)] = on_ranks(1, with_others_options)
+    assert "lowband.AdamW: amsgrad True in a param group (allowed: False" in loaded
+    assert "lowband.AdamW: maximize True in a param group (allowed: False" in added

@@ -352,3 +352,28 @@ def test_others_are_refused_or_warned_of_once(kind: Callable[..., Any], error: s
         assert all(
             text.startswith(f"{kind.__name__} is not known to work element by element") for text in warned
         )
+
+
+def with_a_closure(kind: str, is_closure: bool) -> dict[str, torch.Tensor]:
+    model = lowband.shard(Odd(), ZERO3, lowband.Topology(INNER), wrap=(), compute_dtype=torch.float32)
+    optimizer = MAKE[kind][0](model.parameters())
+    for step in range(2):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.tensor(step))
+            loss.backward()
+            return loss
+
+        if is_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+    return lowband.full_state_dict(model)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_closure_makes_the_same_step(kind: str) -> None:
+    found, expected = (on_ranks(2, with_a_closure, kind, each)[0] for each in (True, False))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -111,7 +111,7 @@ class Adafactor(torch.optim.Optimizer):
                 ):
                     state.setdefault(name, mean.new_zeros(shape)).lerp_(mean.view(shape), new)
             else:
-                variance = state.setdefault("variance", torch.zeros_like(shard))
+                variance = state.setdefault("variance", torch.zeros_like(part_of(shard)))
                 _own(shard, variance).lerp_(_gradient(shard).square(), new)
 
     def _update(self, group: dict[str, Any], shard: ShardParameter) -> torch.Tensor:

@@ -67,6 +67,7 @@ class AdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self._engine.put_shards()
         super().__init__(module.parameters(), defaults)
+        self.register_load_state_dict_post_hook(_check_options)
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._engine.units:
                 unit.grads.takes_reduced = True
@@ -75,8 +76,10 @@ class AdamW(torch.optim.Optimizer):
                     shard.grad_dtype = None  # any
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """As torch's. Raises UserError for parameters of another module, which no step would reach."""
+        """As torch's. Raises UserError for parameters of another module, which no step would reach, and for
+        options of torch's AdamW that this one has not."""
         super().add_param_group(group)
+        _check_options(self)
         mine = {shard for unit in self._engine.units for shard in unit.shards}
         other = next((p for p in self.param_groups[-1]["params"] if p not in mine), None)
         if other is not None:
@@ -93,7 +96,19 @@ class AdamW(torch.optim.Optimizer):
         else:  # clipped before
             norm = norm * self._factor
             self._factor = self._factor * factor_of(norm, max_norm)
+        if self._has_others():  # their optimizers read what is there
+            self._before_gradients()
         return norm
+
+    def _has_others(self) -> bool:
+        """Whether some of the module's gradients are another optimizer's."""
+        shards = [shard for unit in self._engine.units for shard in unit.shards]
+        mine = [parameter for group in self.param_groups for parameter in group["params"]]
+        if len(mine) == len(shards):
+            return False
+        own = set(mine)
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(shard.grad is not None and shard not in own for shard in shards)
 
     @torch.no_grad()
     def _before_gradients(self) -> None:
@@ -143,8 +158,9 @@ class AdamW(torch.optim.Optimizer):
             state, group = self.state[shard], group_of[shard]
             if not state:
                 self._begin([shard])
-            state["step"] += 1
-            of = rates[id(group)], tuple(group["betas"]), group["eps"], group["weight_decay"], state["step"]
+            state["step"] = int(state["step"]) + 1  # a tensor, where torch's AdamW has made the states
+            decay = float(group["weight_decay"])
+            of = rates[id(group)], tuple(map(float, group["betas"])), float(group["eps"]), decay, state["step"]
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(
@@ -159,6 +175,14 @@ class AdamW(torch.optim.Optimizer):
         moments = [torch.zeros(sum(sizes), **like).split(sizes) for _ in range(2)]
         for shard, first, second in zip(shards, *moments, strict=True):
             self.state[shard] |= {"step": 0, "exp_avg": first, "exp_avg_sq": second}
+
+
+def _check_options(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for option, own in (("amsgrad", False), ("maximize", False), ("decoupled_weight_decay", True)):
+            if bool(group.get(option, own)) != own:
+                what = f"{option} {group[option]} in a param group"
+                raise UserError(what, where="lowband.AdamW", allowed=f"{own}; torch.optim.AdamW")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Lamb(torch.optim.Optimizer):
         state, (first, second) = self.state[shard], group["betas"]
         if not state:
             state["step"] = 0
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(shard), torch.zeros_like(shard)
+            state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(part_of(shard)) for _ in range(2))
         assert shard.grad is not None
         gradient = shard.grad.as_subclass(torch.Tensor)
         state["step"] += 1

@@ -121,6 +121,8 @@ class Matrices:
 
     def __enter__(self) -> "Matrices":
         self._engine.put_shards()
+        for unit in self._engine.units:
+            unit.grads.settle()
         shards = [m.shard for share in self._shares for m in share.matrices]
         check_reduced(shards, "Matrices", "this step would leave out")
         self._moved = [share for share in self._shares if share.has_gradients]
@@ -210,7 +212,8 @@ class _Share:
     def _gradient(self, matrix: Matrix) -> torch.Tensor:
         gradient = matrix.shard.grad
         assert gradient is not None
-        return gradient.as_subclass(torch.Tensor)[: matrix.of.stop - matrix.of.start]
+        part = gradient.as_subclass(torch.Tensor)[: matrix.of.stop - matrix.of.start]
+        return part.float()  # beside a lowband.AdamW it has the reduce dtype
 
     def _bring(
         self, call: Call, name: str, matrices: Sequence[Matrix], pieces: Sequence[torch.Tensor],
