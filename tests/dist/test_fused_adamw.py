@@ -21,7 +21,7 @@ from lowband.spec.axes import Axes
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from tests.checkout import CONFIG
-from tests.refused import refusal
+from tests.refused import answer, refusal
 
 MODEL = CONFIG.model("gpt-200k")
 LR, BETAS, EPS, DECAY, MAX_NORM = 1e-2, (0.9, 0.999), 1e-8, 0.1, 0.5

@@ -9,7 +9,7 @@ from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import write_table
-from lowband.evidence.tables.collect import _warmup, collect
+from lowband.evidence.tables.collect import _warmup, collect, means_of
 from lowband.evidence.tables.entries import TABLES
 from lowband.spec.csv_tables import read_table
 from lowband.spec.records import Outcome, Sent
@@ -232,3 +232,10 @@ def test_numbers_come_back_as_written(tables: Path) -> None:
     loss = read_table(tables / "steps.csv")["loss"]
     assert set(loss) == {5 + ranks * 2.0**-20 for ranks in (1, 4, 8)}
     assert pd.api.types.is_bool_dtype(read_table(tables / "steps.csv")["is_warmup"])
+
+
+def test_times_of_replicas_that_meet_seldom_are_of_whole_periods() -> None:
+    with_exchange = [1.0, 1.0, 1.0, 9.0] * 3 + [1.0]
+    assert means_of(with_exchange, 4) == [3.0] * 3
+    assert means_of(with_exchange, 1) == with_exchange
+    assert means_of([1.0, 3.0], 4) == [2.0] and means_of([], 4) == []

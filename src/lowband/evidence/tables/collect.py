@@ -143,9 +143,11 @@ def _keys(spec: RunSpec, point: str) -> Row:
 
 
 def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
-    """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up."""
+    """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up; of replicas that meet
+    seldom, over the means of whole periods, each of which has the exchange."""
     is_measured = [not is_one for is_one in _warmup(spec, outcome, len(steps["step"]))]
-    times = {name: floats(tuple(compress(steps[name], is_measured))) for name in TIMES}
+    measured = {name: floats(tuple(compress(steps[name], is_measured))) for name in TIMES}
+    times = {name: means_of(values, spec.scheme.period) for name, values in measured.items()}
     with np.errstate(invalid="ignore"):  # a stranger's times may be infinite
         medians = {name: np.median(values) if values else None for name, values in times.items()}
         q20, q80 = (
@@ -167,6 +169,7 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "cause": outcome.cause,
         "steps": outcome.steps,
         "measured_steps": sum(is_measured),
+        "period": spec.scheme.period,
         "step_time_s": medians["step_time_s"],
         "predicted_step_time_s": box_step_s(spec),
         "step_time_q20_s": q20,
@@ -186,6 +189,14 @@ def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
         "wall_s": outcome.wall_s,
         "measurement_version": outcome.measurement_version,
     }
+
+
+def means_of(values: list[float], count: int) -> list[float]:
+    """Means of so many values that follow each other, and of all where they are fewer."""
+    if count == 1 or not values:
+        return values
+    whole = range(0, len(values) - count + 1, count)
+    return [sum(values[i : i + count]) / count for i in whole] or [sum(values) / len(values)]
 
 
 def _is_comparable(spec: RunSpec) -> bool:

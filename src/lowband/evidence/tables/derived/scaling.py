@@ -1,6 +1,7 @@
 """Throughput and efficiency of every point, failed ones included.
 
-tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats
+tokens_per_s  tokens_per_step / median step time, over the measured steps of all repeats; of replicas that
+              meet seldom, over the means of their periods
 scaling       weak: the points compared have the same batch per rank, so the global batch grows with the
               ranks; strong: they have the same global batch
 speedup       tokens_per_s over that at `base_ranks`, the fewest ranks among the points that differ in ranks
@@ -33,7 +34,7 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         runs=("run_id", "size"), runs_ok=("status", lambda status: int((status == "ok").sum())),
         **{column: (column, "first") for column in constant}, links=("links", all_of),
     )  # fmt: skip
-    df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]])).reset_index(drop=True)
+    df = points(runs).join(by_point).join(_times(steps[~steps["is_warmup"]], runs)).reset_index(drop=True)
     # The quantiles swap: the fast steps give the high rate.
     df["tokens_per_s"] = df["tokens_per_step"] / df["step_time_s"]
     df["tokens_per_s_q20"] = df["tokens_per_step"] / df["step_time_q80_s"]
@@ -50,9 +51,20 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return df
 
 
-def _times(measured: pd.DataFrame) -> pd.DataFrame:
+def _times(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Per point: number of measured steps, their median times, and the spread of the step time."""
-    groups = measured.groupby("point", sort=False)
-    steps = groups.size().rename("measured_steps")
+    steps = measured.groupby("point", sort=False).size().rename("measured_steps")
+    groups = _by_period(measured, runs).groupby("point", sort=False)
     others = groups[["exposed_comm_time_s", "hidden_comm_time_s"]].median()
     return steps.to_frame().join(median_and_spread(groups, "step_time_s")).join(others)
+
+
+def _by_period(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Times of steps; of a run whose replicas meet every n steps, the means of n that follow each other."""
+    if "period" not in runs or (runs["period"] == 1).all():  # rows of before have none
+        return measured
+    period = measured["run_id"].map(runs.drop_duplicates("run_id").set_index("run_id")["period"]).fillna(1)
+    place = measured.groupby("run_id", sort=False).cumcount() // period
+    times = ["step_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
+    keys = [measured["point"], measured["run_id"], place.rename("place")]
+    return measured.groupby(keys, sort=False)[times].mean().reset_index()
