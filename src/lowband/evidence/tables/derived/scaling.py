@@ -66,5 +66,7 @@ def _by_period(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     period = measured["run_id"].map(runs.drop_duplicates("run_id").set_index("run_id")["period"]).fillna(1)
     place = measured.groupby("run_id", sort=False).cumcount() // period
     times = ["step_time_s", "exposed_comm_time_s", "hidden_comm_time_s"]
+    is_whole = measured.groupby([measured["run_id"], place])["run_id"].transform("size") == period
+    kept = is_whole | ~is_whole.groupby(measured["run_id"]).transform("any")
     keys = [measured["point"], measured["run_id"], place.rename("place")]
-    return measured.groupby(keys, sort=False)[times].mean().reset_index()
+    return measured[kept].groupby([key[kept] for key in keys], sort=False)[times].mean().reset_index()
