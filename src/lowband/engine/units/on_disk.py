@@ -236,6 +236,17 @@ class OnDisk:
         """Whether anything runs behind the computation."""
         return self._collectives.options.overlap
 
+    def check_owned(self, optimizer: Optimizer, shards: Iterable[nn.Parameter]) -> None:
+        """Raises UserError for a shard of which another optimizer's states lie here: this one's have no memory."""
+        for shard in shards:
+            known, mine = self._states.get(shard, ()), states_of(shard, optimizer.state.get(shard, {}))
+            if known and mine and not any(a is b for a, b in zip(known, mine, strict=False)):
+                raise UserError(
+                    f"another optimizer keeps states of '{shard.shard_of.name}'",  # type: ignore[attr-defined]
+                    where=f"{type(optimizer).__name__} of {self.called}",
+                    allowed="one optimizer for each parameter",
+                )
+
     def knows(self, shard: nn.Parameter) -> bool:
         """Whether a step has made what an optimizer keeps of the shard."""
         return shard in self._states
