@@ -27,6 +27,7 @@ from functools import cache
 from itertools import groupby
 
 from lowband.cost.memory import STATE_BYTES, keeps_secondary
+from lowband.cost.residents import fetched, step_order
 from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
@@ -34,6 +35,7 @@ from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import (
+    BACKWARD_FETCH,
     BACKWARD_GATHER,
     FORWARD_FETCH,
     FORWARD_GATHER,
@@ -176,7 +178,11 @@ def sent_bytes(
             add(row.name, row.kind, found[0].wire, by_hop, often)
     for tier, name, sent in _of_optimizer(units, scheme, levels, compute_dtype, reduce_dtype):
         counts[tier, name, "native"] += sent
-    for row in WEIGHTS_COPIES if scheme.weights_tier != DEVICE else ():
+    if scheme.kept:
+        passed = gathers or [(passes(accumulation, order),) * 2] * len(units)
+        for name, sent in _fetched(units, scheme, levels, compute_dtype, passed):
+            counts[HOST, name, "native"] += sent
+    for row in WEIGHTS_COPIES if scheme.weights_tier != DEVICE and not scheme.kept else ():
         for unit, numel in enumerate(units):
             shard = DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights)
             passed = gathers[unit] if gathers else (passes(accumulation, order),) * 2
@@ -199,6 +205,23 @@ def _copied(row: Collective, is_root: bool, scheme: Scheme, levels: Levels, pass
     if row is FORWARD_FETCH:
         return passed[0] - 1
     return 0 if is_root or keeps_secondary(scheme, levels) else passed[1]
+
+
+def _fetched(
+    units: Sequence[int], scheme: Scheme, levels: Levels, compute_dtype: str,
+    passed: Sequence[tuple[int, int]],
+) -> Iterator[tuple[str, int]]:  # fmt: skip
+    """By row, bytes of weights of host memory some of which stay on the device. passed: as of `_copied`"""
+    sizes = [DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights) for numel in units]
+    often = [
+        [_copied(row, unit == 0, scheme, levels, passed[unit]) for unit, _ in enumerate(units)]
+        for row in (FORWARD_FETCH, BACKWARD_FETCH)
+    ]
+    order = step_order([1 + count for count in often[0]], often[1])
+    found = fetched(order, sizes, int(scheme.kept * sum(sizes)))
+    yield FORWARD_FETCH.name, found.get("forward", 0)
+    yield BACKWARD_FETCH.name, found.get("backward", 0)
+    yield WEIGHTS_STASH.name, sum(sizes)
 
 
 def _of_optimizer(

@@ -1,12 +1,13 @@
 """How a module is trained, beside its scheme."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from lowband.engine.arguments import refused
 from lowband.engine.disk import Disk
+from lowband.engine.kept_weights import KeptWeights
 from lowband.errors import UserError
 from lowband.spec.step import Pattern
 from lowband.spec.tiers import DEVICE, Tier
@@ -24,6 +25,7 @@ class Options:
     pattern:       how collectives run where values travel unchanged
     activations:   the tier of what units' forwards keep for the backward
     disk:          where states lie that a scheme places on a disk; or None
+    kept:          weights of host memory that stay on the device
     """
 
     compute_dtype: torch.dtype = torch.bfloat16
@@ -32,6 +34,7 @@ class Options:
     pattern: Pattern = "hops"
     disk: Disk | None = None
     activations: Tier = DEVICE
+    kept: KeptWeights = field(default_factory=KeptWeights, compare=False)
 
     def __post_init__(self) -> None:
         """Raises UserError for dtypes in which no gradient or weight could be told from another."""

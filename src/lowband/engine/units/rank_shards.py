@@ -235,17 +235,20 @@ class RankShards:
     def _gather_beyond(
         self, call: Call, beyond: WeightsBeyond, into: torch.Tensor, stale: bool, row: Collective
     ) -> Work:
-        """The same where the shard is on the device for this gather alone."""
+        """The same where the shard is on the device for this gather alone, unless it is one that stays."""
+        is_buffer = True
         if stale:
             start, stop = self.range_of(self._scheme.weights)
             shard = call.hold(torch.empty(stop - start, dtype=into.dtype, device=into.device))
             yield from self._renew(call, shard)
         else:
-            shard = yield from beyond.fetch(call, BACKWARD_FETCH if row is BACKWARD_GATHER else FORWARD_FETCH)
+            of = BACKWARD_FETCH if row is BACKWARD_GATHER else FORWARD_FETCH
+            shard, is_buffer = yield from beyond.fetch(call, of)
         yield from self._collectives.gather(call, shard, into, SELF, self._scheme.weights, row.name)
         if stale:
             yield from beyond.stash(call, shard)
-        call.release(shard)
+        if is_buffer:
+            call.release(shard)
 
     def levels_of_refresh(self) -> list[str]:
         """The levels of the hops that `refresh` makes, in order."""

@@ -7,10 +7,13 @@ come from the optimizer, and stashed behind that.
 is read before it is written. A disk's pass through host memory, where they are for as long as that takes.
 """
 
+from collections.abc import Generator
+from typing import Any
+
 import torch
 
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.collectives.copies import Copy, room, settle
+from lowband.engine.collectives.copies import room, settle
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Work
 from lowband.errors import UserError
@@ -30,10 +33,13 @@ class WeightsBeyond:
         scheme, options = collectives.scheme, collectives.options
         self._collectives, self._numel, self._dtype = collectives, numel, options.compute_dtype
         self._is_on_disk = scheme.weights_tier == DISK
+        self._kept = options.kept if scheme.kept else None
         self.outwards: list[Tier] = [HOST, DISK] if self._is_on_disk else [HOST]
         self.inwards = self.outwards[::-1]
         self.values = room(numel, self._dtype, collectives.device).zero_()
         collectives.meter.add(at("weights", scheme.weights_tier), self.values.nbytes)
+        if self._kept is not None:
+            self._kept.add(self.values.nbytes, scheme.kept, collectives.meter)
         if not self._is_on_disk:
             return
         if options.disk is None:
@@ -50,8 +56,11 @@ class WeightsBeyond:
             self._file.write([self.values])
             self.values = self.values.new_empty(0)
 
-    def fetch(self, call: Call, row: Collective) -> Copy:
-        """The shard on the device, 1D, counted as a buffer. row: whose copy it is"""
+    def fetch(self, call: Call, row: Collective) -> Generator[Any, None, tuple[torch.Tensor, bool]]:
+        """The shard on the device, 1D, and whether it is counted as a buffer: not if it stays there.
+
+        row: whose copy it is
+        """
         device, there = self._collectives.device, self.values
         if self._is_on_disk:
             yield DISK, []
@@ -59,12 +68,21 @@ class WeightsBeyond:
             self._file.read([there])
             call.ledger.add(DISK, row.name, "native", there.nbytes)
         yield HOST, [there]
-        fetched = call.hold(torch.empty(self._numel, dtype=self._dtype, device=device))
+        stays = False
+        if self._kept is not None:
+            found, stays = self._kept.take(self, self.values.nbytes)
+            if found is not None:
+                return found, False
+        fetched = torch.empty(self._numel, dtype=self._dtype, device=device)
         fetched.copy_(there, non_blocking=True)
         call.ledger.add(HOST, row.name, "native", fetched.nbytes)
         if self._is_on_disk:
             call.release(there, HOST)
-        return fetched
+        if stays and self._kept is not None:
+            self._kept.keep(self, fetched)
+        else:
+            call.hold(fetched)
+        return fetched, not stays
 
     def stash(self, call: Call, new: torch.Tensor) -> Work:
         """Keep new weights. new: 1D, on the device"""
@@ -74,6 +92,8 @@ class WeightsBeyond:
             there = call.hold(room(self._numel, self._dtype, device), HOST)
         there.copy_(new, non_blocking=True)
         call.ledger.add(HOST, WEIGHTS_STASH.name, "native", new.nbytes)
+        if self._kept is not None:
+            self._kept.renew(self, new)
         if self._is_on_disk:
             yield DISK, [there]
             settle(device)
