@@ -107,5 +107,6 @@ def fetched(order: Sequence[tuple[int, Access]], sizes: Sequence[int], capacity:
         found.clear()
         for unit, access in order:
             is_there = residents.access(unit, sizes[unit], access == "new").was_there
-            found[access] += 0 if is_there or access == "new" else sizes[unit]
+            if not is_there and access != "new":
+                found[access] += sizes[unit]
     return dict(found)
