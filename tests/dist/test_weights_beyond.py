@@ -36,7 +36,8 @@ from test_tiers import (
 )
 
 import lowband
-from lowband.cost.bytes import unit_numels
+from lowband.cost.bytes import sent_bytes, unit_numels
+from lowband.cost.memory import state_bytes
 from lowband.engine.passes.engine import engine_of
 from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
@@ -44,8 +45,9 @@ from lowband.model.gpt import on_ranks as on_axes
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.mesh import Levels
 from lowband.spec.peers import peer_arguments
+from lowband.spec.records import by_row
 from lowband.spec.scheme import Scheme
-from lowband.spec.tiers import TIERS, at
+from lowband.spec.tiers import HOST, TIERS, at
 from tests.checkout import CONFIG
 from tests.pairwise import covering
 from tests.refused import answer, refusal
@@ -367,7 +369,6 @@ def test_a_rank_without_room_in_its_memory_is_refused_on_all() -> None:
 def kept(share: float, accumulation: int, name: str) -> tuple[Any, ...]:
     """Losses of steps; bytes by row of the last one, and weights on the device, both in closed form, too."""
     scheme = placed(name, "device", "host").model_copy(update={"kept": share})
-    scheme._weights_tier = HOST
     ranks = dist.get_world_size()
     topology = topology_of(ranks)
     model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE["bf16"])
@@ -375,7 +376,8 @@ def kept(share: float, accumulation: int, name: str) -> tuple[Any, ...]:
     for number in range(5):
         engine.ledger.take()
         drawn = torch.Generator().manual_seed(number * 100 + dist.get_rank())
-        for _ in range(accumulation):
+        for micro in range(accumulation):
+            engine.sync = micro == accumulation - 1
             tokens, targets = torch.randint(SPEC.vocab, (2, 1, SPEC.seq_len), generator=drawn)
             loss = model(tokens, targets) / accumulation
             loss.backward()
