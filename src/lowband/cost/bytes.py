@@ -179,8 +179,8 @@ def sent_bytes(
     for tier, name, sent in _of_optimizer(units, scheme, levels, compute_dtype, reduce_dtype):
         counts[tier, name, "native"] += sent
     if scheme.kept:
-        passed = gathers or [(passes(accumulation, order),) * 2] * len(units)
-        for name, sent in _fetched(units, scheme, levels, compute_dtype, passed):
+        often_of = gathers or [(passes(accumulation, order),) * 2] * len(units)
+        for name, sent in _fetched(units, scheme, levels, compute_dtype, often_of):
             counts[HOST, name, "native"] += sent
     for row in WEIGHTS_COPIES if scheme.weights_tier != DEVICE and not scheme.kept else ():
         for unit, numel in enumerate(units):
@@ -219,9 +219,8 @@ def _fetched(
     ]
     order = step_order([1 + count for count in often[0]], often[1])
     found = fetched(order, sizes, int(scheme.kept * sum(sizes)))
-    yield FORWARD_FETCH.name, found.get("forward", 0)
-    yield BACKWARD_FETCH.name, found.get("backward", 0)
-    yield WEIGHTS_STASH.name, sum(sizes)
+    named = {FORWARD_FETCH: found["forward"], BACKWARD_FETCH: found["backward"], WEIGHTS_STASH: sum(sizes)}
+    yield from ((row.name, sent) for row, sent in named.items() if sent)
 
 
 def _of_optimizer(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 NEVER = 2**62
+LONGEST = 2**16  # accesses of a step that are written down
 STEADY = 4  # steps after which every one moves as much
 
 Chunk = TypeVar("Chunk", bound=Hashable)
@@ -38,14 +39,14 @@ class Residents(Generic[Chunk]):
         self._order: list[Chunk] = []  # in the one before
         self._next: list[int] = []  # by place in that
         self._renewed: set[Chunk] = set()
-        self._first: Chunk | None = None  # that is renewed in a step
+        self._was_new = True  # the access before
         self._follows = False  # whether this step is as the one before, so far
 
     def access(self, chunk: Chunk, size: int, is_new: bool) -> Found[Chunk]:
         """is_new: it comes with new values"""
-        if is_new and self._first in (None, chunk):
+        if is_new and not self._was_new or len(self._seen) == LONGEST:
             self._begin_step()
-            self._first = chunk
+        self._was_new = is_new
         if is_new:
             self._renewed.add(chunk)
         place = len(self._seen)
@@ -55,18 +56,18 @@ class Residents(Generic[Chunk]):
         needed = self._next[place] if self._follows else place
         self._sizes.pop(chunk, None)
         self._needed.pop(chunk, None)
-        left, used = [], sum(self._sizes.values())
-        while self._follows and needed != NEVER and used + size > self.capacity and self._needed:
-            last = max(self._needed, key=self._needed.__getitem__)
-            if self._needed[last] <= needed:
+        left, used = list[Chunk](), sum(self._sizes.values())
+        for later in sorted(self._needed, key=self._needed.__getitem__, reverse=True):
+            if not self._follows or used + size <= self.capacity or self._needed[later] <= needed:
                 break
-            used -= self._sizes.pop(last)
-            del self._needed[last]
-            left.append(last)
-        stays = needed != NEVER and used + size <= self.capacity
-        if stays:
-            self._sizes[chunk], self._needed[chunk] = size, needed
-        return Found(was_there, stays, tuple(left))
+            used -= self._sizes[later]
+            left.append(later)
+        if needed == NEVER or used + size > self.capacity:
+            return Found(was_there, stays=False)
+        for later in left:
+            del self._sizes[later], self._needed[later]
+        self._sizes[chunk], self._needed[chunk] = size, needed
+        return Found(was_there, True, tuple(left))
 
     def _begin_step(self) -> None:
         self._order, self._seen, self._follows = self._seen, [], bool(self._seen)
@@ -74,7 +75,7 @@ class Residents(Generic[Chunk]):
         for place in reversed(range(len(self._order))):
             first[self._order[place]] = place
         following = {
-            chunk: NEVER if chunk in self._renewed or self._first is None else len(self._order) + place
+            chunk: NEVER if chunk in self._renewed else len(self._order) + place
             for chunk, place in first.items()
         }
         self._next = [0] * len(self._order)
@@ -100,7 +101,7 @@ def step_order(forwards: Sequence[int], backwards: Sequence[int]) -> list[tuple[
     return found
 
 
-def fetched(order: Sequence[tuple[int, Access]], sizes: Sequence[int], capacity: int) -> dict[Access, int]:
+def fetched(order: Sequence[tuple[int, Access]], sizes: Sequence[int], capacity: int) -> Counter[Access]:
     """What a steady step fetches, by kind of access. sizes: by unit; capacity: of the fast memory"""
     residents, found = Residents[int](capacity), Counter[Access]()
     for _ in range(STEADY):
@@ -109,4 +110,4 @@ def fetched(order: Sequence[tuple[int, Access]], sizes: Sequence[int], capacity:
             is_there = residents.access(unit, sizes[unit], access == "new").was_there
             if not is_there and access != "new":
                 found[access] += sizes[unit]
-    return dict(found)
+    return found

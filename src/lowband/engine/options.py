@@ -1,13 +1,12 @@
 """How a module is trained, beside its scheme."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from lowband.engine.arguments import refused
 from lowband.engine.disk import Disk
-from lowband.engine.kept_weights import KeptWeights
 from lowband.errors import UserError
 from lowband.spec.step import Pattern
 from lowband.spec.tiers import DEVICE, Tier
@@ -25,7 +24,6 @@ class Options:
     pattern:       how collectives run where values travel unchanged
     activations:   the tier of what units' forwards keep for the backward
     disk:          where states lie that a scheme places on a disk; or None
-    kept:          weights of host memory that stay on the device
     """
 
     compute_dtype: torch.dtype = torch.bfloat16
@@ -34,7 +32,6 @@ class Options:
     pattern: Pattern = "hops"
     disk: Disk | None = None
     activations: Tier = DEVICE
-    kept: KeptWeights = field(default_factory=KeptWeights, compare=False)
 
     def __post_init__(self) -> None:
         """Raises UserError for dtypes in which no gradient or weight could be told from another."""

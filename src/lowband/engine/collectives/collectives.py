@@ -61,6 +61,7 @@ class Collectives:
         """Unless the pattern is `hops`, all ranks must do this at once: it creates process groups."""
         self.scheme, self.axis, self.ledger, self.meter = scheme, axis, ledger, meter
         self.device, self.lanes, self.options = device, axis.lanes(device), options
+        self.kept = KeptWeights(scheme.kept) if scheme.kept else None
         self._found: dict[tuple[str, str, Kind, bool], list[BoundHop]] = {}
         whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
         for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):

@@ -33,13 +33,13 @@ class WeightsBeyond:
         scheme, options = collectives.scheme, collectives.options
         self._collectives, self._numel, self._dtype = collectives, numel, options.compute_dtype
         self._is_on_disk = scheme.weights_tier == DISK
-        self._kept = options.kept if scheme.kept else None
+        self._kept = collectives.kept
         self.outwards: list[Tier] = [HOST, DISK] if self._is_on_disk else [HOST]
         self.inwards = self.outwards[::-1]
         self.values = room(numel, self._dtype, collectives.device).zero_()
         collectives.meter.add(at("weights", scheme.weights_tier), self.values.nbytes)
         if self._kept is not None:
-            self._kept.add(self.values.nbytes, scheme.kept, collectives.meter)
+            collectives.meter.add("weights", self._kept.add(self.values.nbytes))
         if not self._is_on_disk:
             return
         if options.disk is None:
@@ -72,7 +72,7 @@ class WeightsBeyond:
         if self._kept is not None:
             found, stays = self._kept.take(self, self.values.nbytes)
             if found is not None:
-                return found, False
+                return (found if stays else call.hold(found)), not stays
         fetched = torch.empty(self._numel, dtype=self._dtype, device=device)
         fetched.copy_(there, non_blocking=True)
         call.ledger.add(HOST, row.name, "native", fetched.nbytes)
