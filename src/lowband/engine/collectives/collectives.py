@@ -32,6 +32,7 @@ from lowband.engine.collectives.hops import (
 from lowband.engine.collectives.parts import are_exchanges
 from lowband.engine.collectives.ring import in_rank_order, sum_around
 from lowband.engine.collectives.wire import decode, decode_sum, encode, is_plain, sum_encode
+from lowband.engine.kept_weights import KeptWeights
 from lowband.engine.options import Options
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
