@@ -71,13 +71,22 @@ def _rank_of_loss(spec: RunSpec) -> int:
 
 
 def _sent_keys(spec: RunSpec) -> list[tuple[str, str, str]]:
-    """Level, collective and wire of all that a rank may count; ranks of one job may count different ones."""
+    """Level, collective and wire of all that a rank may count; ranks of one job may count different ones.
+
+    No others: the record travels over the links that are measured.
+    """
     if spec.engine != "lowband":  # a peer's engine counts nothing
         return []
-    rows = (*STEP, *COPIES, *WEIGHTS_COPIES, *KEPT, *TENSOR, *PIPELINE, *CONTEXT, *EXPERT)
+    has_tiers = bool(spec.scheme.tiers) or spec.recompute == "host"
+    rows = [*STEP, *((*COPIES, *WEIGHTS_COPIES, *KEPT) if has_tiers else ())]
+    for of_axis, has_axis in (
+        (TENSOR, spec.tensor > 1), (PIPELINE, spec.pipeline > 1), (CONTEXT, spec.context > 1),
+        (EXPERT, spec.model.experts is not None),
+    ):  # fmt: skip
+        rows += of_axis if has_axis else ()
     names = (*(row.name for row in rows), NORM_GATHER)
     wires = {name: sorted({"native", spec.scheme.wire(name)}) for name in names}
-    levels = (*spec.job_levels.names, *TIERS)
+    levels = (*spec.job_levels.names, *(TIERS if has_tiers else ()))
     return sorted((level, name, wire) for level in levels for name in names for wire in wires[name])
 
 

@@ -4,7 +4,7 @@ It takes gradients in the reduce dtype, so they are never widened; its clipping 
 where a rank keeps a 16-bit copy of its own shard, as one that trains alone does, it writes that, too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -67,7 +67,7 @@ class AdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self._engine.put_shards()
         super().__init__(module.parameters(), defaults)
-        self.register_load_state_dict_post_hook(_check_options)
+        self.register_load_state_dict_pre_hook(lambda _, state: _check_options(state["param_groups"]))
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._engine.units:
                 unit.grads.takes_reduced = True
@@ -78,8 +78,8 @@ class AdamW(torch.optim.Optimizer):
     def add_param_group(self, group: dict[str, Any]) -> None:
         """As torch's. Raises UserError for parameters of another module, which no step would reach, and for
         options of torch's AdamW that this one has not."""
+        _check_options([group])
         super().add_param_group(group)
-        _check_options(self)
         mine = {shard for unit in self._engine.units for shard in unit.shards}
         other = next((p for p in self.param_groups[-1]["params"] if p not in mine), None)
         if other is not None:
@@ -177,8 +177,8 @@ class AdamW(torch.optim.Optimizer):
             self.state[shard] |= {"step": 0, "exp_avg": first, "exp_avg_sq": second}
 
 
-def _check_options(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
+def _check_options(groups: Iterable[dict[str, Any]]) -> None:
+    for group in groups:
         for option, own in (("amsgrad", False), ("maximize", False), ("decoupled_weight_decay", True)):
             if bool(group.get(option, own)) != own:
                 what = f"{option} {group[option]} in a param group"
