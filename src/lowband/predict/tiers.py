@@ -129,6 +129,7 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
             found |= _on_their_way(job, place, beyond, by_host, found)
     if beyond.weights is not None:
         found |= weights_beyond(beyond.weights, found, copy)
+        found["weights"] = found["weights"] + job.scheme.kept * copy
     return found
 
 
