@@ -79,11 +79,12 @@ class RunSpec(RunOptions):
             )
         if DISK in self.scheme.tiers and (self.device == "fake" or self.is_in_stages):
             raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
-        if self.scheme.offload is not None and (
+        parted = "offload" if self.scheme.offload is not None else "kept"
+        if getattr(self.scheme, parted) and (
             self.device == "fake" or self.is_in_stages or self.model.experts is not None
         ):
             raise ValueError(
-                f"scheme '{self.scheme.name}': offload neither on device fake, nor in stages of a pipeline, "
+                f"scheme '{self.scheme.name}': {parted} neither on device fake, nor in stages of a pipeline, "
                 "nor with experts"
             )
         if self.steps % self.scheme.period:
