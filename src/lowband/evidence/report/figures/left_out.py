@@ -5,7 +5,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
+from lowband.evidence.report.figures.style import (
+    MOST_POINTS,
+    TWO_COLUMNS,
+    canvas,
+    legend_above,
+    one_line,
+    spread,
+)
 
 MARKS = {"size": ("o", "0.2"), "scale": ("s", "0.5"), "machine": ("^", "0.75")}
 

@@ -4,7 +4,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
+from lowband.evidence.report.figures.style import (
+    MOST_POINTS,
+    TWO_COLUMNS,
+    canvas,
+    legend_above,
+    one_line,
+    spread,
+)
 from lowband.evidence.validation import CALIBRATION, ERRORS_SEEN, HELD_OUT
 
 BAND = 0.05
