@@ -25,7 +25,8 @@ def draw(df: pd.DataFrame) -> Figure:
     for i, (kind, (marker, colour)) in enumerate(MARKS.items()):
         rows = df[df["kind"] == kind]
         many = rows.groupby("source")["row"].transform("size") > MOST_POINTS
-        for source, of in rows[many].groupby("source"):
+        for source in dict.fromkeys(rows.loc[many, "source"]):
+            of = rows[rows["source"] == source]
             spread(axes, sources.index(source) + 0.28 * (i - 1), of["predicted"] / of["published"], colour)
         spans = rows.assign(middle=rows["source"].map(sources.index) + 0.28 * (i - 1))
         spans = spans.dropna(subset="interval_factor").groupby("source")
