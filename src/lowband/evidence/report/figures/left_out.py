@@ -26,11 +26,12 @@ def draw(df: pd.DataFrame) -> Figure:
         rows = df[df["kind"] == kind]
         many = rows.groupby("source")["row"].transform("size") > MOST_POINTS
         for source in dict.fromkeys(rows.loc[many, "source"]):
-            of = rows[rows["source"] == source]
-            spread(axes, sources.index(source) + 0.28 * (i - 1), of["predicted"] / of["published"], colour)
+            own = rows[rows["source"] == source]
+            ratios = own["predicted"] / own["published"]
+            spread(axes, sources.index(source) + 0.28 * (i - 1), ratios, colour)
         spans = rows.assign(middle=rows["source"].map(sources.index) + 0.28 * (i - 1))
-        spans = spans.dropna(subset="interval_factor").groupby("source")
-        factors, places = spans["interval_factor"].median(), spans["middle"].first()
+        named = spans.dropna(subset="interval_factor").groupby("source")
+        factors, places = named["interval_factor"].median(), named["middle"].first()
         axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
         rows = rows[~many]
         middle = rows["source"].map(sources.index).to_numpy(dtype=float) + 0.28 * (i - 1)
