@@ -249,7 +249,7 @@ def test_a_run_that_has_ended_well_is_left_as_it_is(
 
 
 def test_every_attempt_is_known_by_where_it_began(tmp_path: Path) -> None:
-    path, folder = spec_file(tmp_path, **{**STEPS, "checkpoint_every": 2}), RunFolder(tmp_path)
+    path = spec_file(tmp_path, **{**STEPS, "checkpoint_every": 2})
     append = RunFolder.append_step
     for last in (5, 9):
 

@@ -330,7 +330,7 @@ def _more_refusals() -> list[str]:
     lowband.parallelize(module, {"0": Column()}, topology)
     lowband.shard(module, "zero3", topology, nn.Linear)
     said.append(refusal(optimizer.step))
-    rules: Plan = {"second.0": Whole(), "*": Vocabulary()}
+    rules: Plan = {"second.0": Whole(), "first": Vocabulary()}
     said.append(str(tuple(lowband.parallelize(Shared(), rules, topology).first.weight.shape)))
     by_other_name = lowband.parallelize(Shared(), {"second.0": Vocabulary()}, topology)
     said.append(str(tuple(by_other_name.first.weight.shape)))

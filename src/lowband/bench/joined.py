@@ -1,8 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
 Each engine trains its own copy in the same processes. Each block is a unit; under `ddp` ours also trains the
-model as one unit, which shows what units themselves cost, and with tensors saved as autograd saves them, which
-shows what looking after saved weights costs. Peak memory is that of ranks that train by one engine alone.
+model as one unit, which shows what units themselves cost, and with tensors saved as autograd saves them, by
+which looking after saved weights is seen. Peak memory is that of ranks that train by one engine alone.
 """
 
 import resource

@@ -62,17 +62,17 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
     """
     spec = RunSpec.read_json(spec_path)
     folder = RunFolder(spec_path.parent, spec.training_sum)
+    mine = None if spec.device == "fake" else from_environment(spec.ranks)
     if not again and (before := _ended_before(spec, folder)) is not None:
         if is_first_process():
             report(f"{folder.path.name}: has ended already; `lowband train --again` trains it anew")
         return before
     if spec.device == "fake":
         return _count(spec, folder)
-    mine = from_environment(spec.ranks)
     on = device_type(spec, is_launched=mine is not None)
-    if on == "cpu" and spec.machine.device.memory_gib is not None and spec.machine.box is None:
-        if is_first_process():
-            report(f"{spec.run_id}: trains on the CPU: fewer devices here than its {spec.ranks} ranks")
+    has_devices = spec.machine.device.memory_gib is not None and spec.machine.box is None
+    if on == "cpu" and has_devices and is_first_process():
+        report(f"{spec.run_id}: trains on the CPU: fewer devices here than its {spec.ranks} ranks")
     try:
         spec.check_engine()
         if spec.engine == "deepspeed":

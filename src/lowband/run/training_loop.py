@@ -80,12 +80,7 @@ def train_rank(
         if is_first:
             folder.append_step(line)
         if checkpointer is not None and step % spec.checkpoint_every == 0:
-            extra = {"step": step, "begins": begins}
-            extra["outside"] = [sent.model_dump() for sent in outside_sent]
-            if replicas is not None and replicas.sync.delay:
-                extra["in_flight"] = _in_flight(replicas)
-            if spec.copies:
-                extra["loads"] = everyones(recent_loads(model))
+            extra = {"step": step, "begins": begins, **_extra(spec, trainer, outside_sent)}
             checkpointer.save(step, model, optimizer, extra)
             stall_s = max(stall_s, checkpointer.stall_s)
     if checkpointer is not None:
@@ -124,6 +119,16 @@ def _end(line: StepRecord, warm: int) -> Diverged | Overloaded | None:
     return None
 
 
+def _extra(spec: RunSpec, trainer: Trainer, outside_sent: tuple[Sent, ...]) -> dict[str, Any]:
+    """What a checkpoint holds beside the model's and the optimizer's states."""
+    extra: dict[str, Any] = {"outside": [sent.model_dump() for sent in outside_sent]}
+    if trainer.replicas is not None and trainer.replicas.sync.delay:
+        extra["in_flight"] = _in_flight(trainer.replicas)
+    if spec.copies:
+        extra["loads"] = everyones(recent_loads(trainer.model))
+    return extra
+
+
 def _distance(model: nn.Module, spec: RunSpec, replicas: Replicas | None) -> float | None:
     """How far replicas are apart, where they never agree and each has whole layers."""
     if replicas is None or replicas.sync.has_anchor or spec.tensor > 1:
@@ -152,8 +157,8 @@ def _checkpoints(spec: RunSpec, corpus: Corpus, folder: RunFolder) -> Path:
 def _resume(
     rank: int, checkpointer: Checkpointer | None, trainer: Trainer
 ) -> tuple[list[int], tuple[Sent, ...]]:
-    """Load the newest undamaged checkpoint; returns after which steps attempts began whose steps are kept, and
-    outside counts: [0], () if there is none."""
+    """Load the newest undamaged checkpoint; returns after which steps attempts began whose steps are
+    kept, and outside counts: [0], () if there is none."""
     extra = None
     if checkpointer is not None:
         extra = checkpointer.load_newest(trainer.model, trainer.optimizer)

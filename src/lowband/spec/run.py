@@ -227,7 +227,9 @@ class RunSpec(RunOptions):
     def training_sum(self) -> str:
         """Of all that a run's rows depend on: its point and its seed, without limits and checkpoints."""
         seen = set(OPTIONS) - UNSEEN - {"machine"}
-        stated = self.model_dump(mode="json", include=seen, exclude_defaults=True)  # so later options change none
+        stated = self.model_dump(
+            mode="json", include=seen, exclude_defaults=True
+        )  # so later options change none
         content = json.dumps({**stated, "machine": self.machine.hardware, "seed": self.seed}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -160,7 +160,13 @@ class AdamW(torch.optim.Optimizer):
                 self._begin([shard])
             state["step"] = int(state["step"]) + 1  # a tensor, where torch's AdamW has made the states
             decay = float(group["weight_decay"])
-            of = rates[id(group)], tuple(map(float, group["betas"])), float(group["eps"]), decay, state["step"]
+            of = (
+                rates[id(group)],
+                tuple(map(float, group["betas"])),
+                float(group["eps"]),
+                decay,
+                state["step"],
+            )
             assert shard.grad is not None
             grad = shard.grad.as_subclass(torch.Tensor)
             yield _Values(

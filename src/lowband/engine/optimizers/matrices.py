@@ -50,7 +50,7 @@ class Matrices:
         adamw.step(); adamw.zero_grad()
 
     select: maps a parameter's name and shape to whether it is updated as a whole matrix; default: those with
-            two dimensions inside of the wrapped modules, of no nn.Embedding, so no heads either; in a pipeline
+            two dimensions inside of the wrapped modules, and of no nn.Embedding, so no heads; in a pipeline
             not of its first and its last module, unless that is of the class of the one beside it
     cost:   of the update of a shape, in any unit, by which matrices are dealt out; default: Muon's
     over:   level among whose ranks they are dealt out; default: the optimizer's, so that every replica of the

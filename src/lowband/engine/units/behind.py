@@ -56,8 +56,6 @@ class Behind:
     ) -> None:
         """Keep the gradients and options of a step. step: the class's"""
         end_update(optimizer)
-        for disk, mine in shards_of.items():
-            disk.check_owned(optimizer, mine)
         for disk in shards_of:  # the last step's writes may have failed: nothing of this one is done yet
             disk.wait()
         moving = [disk for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)]

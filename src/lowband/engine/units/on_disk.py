@@ -7,7 +7,7 @@ An update may be on its way behind a step (units.behind), whose thread then has 
 would have them waits for it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
 from typing import Any, ClassVar, Protocol
@@ -20,7 +20,6 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.transport.lane import STATES, Handle, Work
 from lowband.engine.units.absent import Lies, StateOnDisk
 from lowband.engine.units.copied import plain
-from lowband.errors import UserError
 from lowband.spec.step import FETCH, STASH, Collective
 from lowband.spec.tiers import DISK, HOST, Tier, at
 
@@ -236,18 +235,6 @@ class OnDisk:
     def overlaps(self) -> bool:
         """Whether anything runs behind the computation."""
         return self._collectives.options.overlap
-
-    def check_owned(self, optimizer: Optimizer, shards: Iterable[nn.Parameter]) -> None:
-        """Raises UserError for a shard of which another optimizer's states lie here: this one's are gone."""
-        for shard in shards:
-            known = {state.untyped_storage()._cdata for state in self._states.get(shard, ())}
-            mine = [state.untyped_storage() for state in states_of(shard, optimizer.state.get(shard, {}))]
-            if any(not each.nbytes() and each._cdata not in known for each in mine):
-                raise UserError(
-                    f"another optimizer keeps states of '{shard.shard_of.name}'",  # type: ignore[attr-defined]
-                    where=f"{type(optimizer).__name__} of {self.called}",
-                    allowed="one optimizer for each parameter",
-                )
 
     def knows(self, shard: nn.Parameter) -> bool:
         """Whether a step has made what an optimizer keeps of the shard."""

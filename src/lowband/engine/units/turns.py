@@ -32,8 +32,6 @@ def step_in_turns(
     but: what is stepped elsewhere
     """
     called = next((disk.called for disk in shards_of), OnDisk.called)
-    for disk, mine in shards_of.items():
-        disk.check_owned(optimizer, mine)
     groups, options = optimizer.param_groups, dict[int, dict[str, Any]]()  # by place of the group, after it
     moving = {disk: mine for disk, mine in shards_of.items() if any(p.grad is not None for p in mine)}
     apart = {id(p) for mine in (but, *shards_of.values()) for p in mine}

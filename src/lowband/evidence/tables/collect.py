@@ -57,8 +57,8 @@ def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
-    not a run, for a run that is there twice, for one that ended ok but lacks the record of a step, and for one
-    whose spec has changed since; then no table is written.
+    not a run, for a run that is there twice, for one that ended ok but lacks the record of a step or whose
+    spec has changed since; then no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
     folders: dict[str, Path] = {}  # by the id of their runs
@@ -143,8 +143,8 @@ def _keys(spec: RunSpec, point: str) -> Row:
 
 
 def _run(spec: RunSpec, outcome: Outcome, steps: Columns) -> Row:
-    """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up; of replicas that meet
-    seldom, over the means of whole periods, each of which has the exchange."""
+    """The run's row of runs.csv. Times are quantiles over the steps that are no warm-up; of replicas that
+    meet seldom, over the means of whole periods, each of which has the exchange."""
     is_measured = [not is_one for is_one in _warmup(spec, outcome, len(steps["step"]))]
     measured = {name: floats(tuple(compress(steps[name], is_measured))) for name in TIMES}
     times = {name: means_of(values, spec.scheme.period) for name, values in measured.items()}

@@ -16,9 +16,12 @@ def draw(df: pd.DataFrame) -> Figure:
     axes = figure.subplots()
     one_line(axes, BAND)
     colours = shades(sorted(df["stack"].unique()))
-    for year, of_year in df.groupby("year"):
-        sources = list(of_year.groupby("source"))
-        for i, (source, rows) in enumerate(sources):
+    years = sorted(int(year) for year in df["year"].unique())
+    for year in years:
+        of_year = df[df["year"] == year]
+        sources = list(dict.fromkeys(of_year["source"]))
+        for i, source in enumerate(sources):
+            rows = of_year[of_year["source"] == source]
             place = year + APART * (i - (len(sources) - 1) / 2)
             ratios, colour = 1 + rows["error_percent"] / 100, colours[rows["stack"].iloc[0]]
             spread(axes, place, ratios, colour)
@@ -28,7 +31,6 @@ def draw(df: pd.DataFrame) -> Figure:
             )  # fmt: skip
     for stack, colour in colours.items():
         axes.plot([], [], color=colour, linewidth=3.5, label=stack)
-    years = sorted(df["year"].unique())
     axes.set_xticks(years, [str(year) for year in years])
     axes.set_ylim(0.55, 1.75)
     axes.set_ylabel("predicted / published")

@@ -5,7 +5,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
+from lowband.evidence.report.figures.style import (
+    MOST_POINTS,
+    TWO_COLUMNS,
+    canvas,
+    legend_above,
+    one_line,
+    spread,
+)
 
 MARKS = {"size": ("o", "0.2"), "scale": ("s", "0.5"), "machine": ("^", "0.75")}
 
@@ -18,11 +25,13 @@ def draw(df: pd.DataFrame) -> Figure:
     for i, (kind, (marker, colour)) in enumerate(MARKS.items()):
         rows = df[df["kind"] == kind]
         many = rows.groupby("source")["row"].transform("size") > MOST_POINTS
-        for source, of in rows[many].groupby("source"):
-            spread(axes, sources.index(source) + 0.28 * (i - 1), of["predicted"] / of["published"], colour)
+        for source in dict.fromkeys(rows.loc[many, "source"]):
+            own = rows[rows["source"] == source]
+            ratios = own["predicted"] / own["published"]
+            spread(axes, sources.index(source) + 0.28 * (i - 1), ratios, colour)
         spans = rows.assign(middle=rows["source"].map(sources.index) + 0.28 * (i - 1))
-        spans = spans.dropna(subset="interval_factor").groupby("source")
-        factors, places = spans["interval_factor"].median(), spans["middle"].first()
+        named = spans.dropna(subset="interval_factor").groupby("source")
+        factors, places = named["interval_factor"].median(), named["middle"].first()
         axes.vlines(places, 1 / factors, factors, color="0.2", linewidth=0.8)
         rows = rows[~many]
         middle = rows["source"].map(sources.index).to_numpy(dtype=float) + 0.28 * (i - 1)

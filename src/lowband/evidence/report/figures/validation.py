@@ -4,7 +4,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lowband.evidence.report.figures.style import MOST_POINTS, TWO_COLUMNS, canvas, legend_above, one_line, spread
+from lowband.evidence.report.figures.style import (
+    MOST_POINTS,
+    TWO_COLUMNS,
+    canvas,
+    legend_above,
+    one_line,
+    spread,
+)
 from lowband.evidence.validation import CALIBRATION, ERRORS_SEEN, HELD_OUT
 
 BAND = 0.05
@@ -26,8 +33,8 @@ def draw(df: pd.DataFrame) -> Figure:
             place - 0.3 + 0.6 * within.to_numpy(), 1 + rows["error_percent"] / 100, "o", markersize=3.5,
             markerfacecolor=fill, markeredgecolor="0.2", markeredgewidth=0.7, label=use,
         )  # fmt: skip
-    for source, rows in df[many].groupby("source"):
-        spread(axes, sources.index(source), 1 + rows["error_percent"] / 100, "0.2")
+    for source in dict.fromkeys(df.loc[many, "source"]):
+        spread(axes, sources.index(source), 1 + df.loc[df["source"] == source, "error_percent"] / 100, "0.2")
     axes.set_xticks(np.arange(len(sources)), sources, rotation=35, ha="right")
     axes.set_ylabel("predicted / published")
     axes.grid(axis="x", visible=False)
