@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowband.cost.bytes import stage_numels
+from lowband.cost.bytes import sent_bytes, stage_numels
 from lowband.cost.memory import state_bytes
 from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond, Rates, best_stride, update_s
@@ -98,6 +98,40 @@ def test_weights_come_before_each_gather() -> None:
         assert p.time_s["fetch"] == pytest.approx(copied, rel=1e-9)
         assert p.time_s["stash"] == pytest.approx(copied, rel=1e-9)
         assert p.time_s["host_update"] == 0 and p.time_s["optimizer"] > 0
+
+
+def test_weights_that_stay_on_the_device_are_not_fetched() -> None:
+    """Seconds of what is copied by the closed form, and room for it."""
+    of = job(None, "dgx-h100", 8, accumulation=3)
+    beside, rates = of.scheme.model_dump() | {"weights": "world@host"}, Rates.of(of.machine.tier("host"), 8)
+    placed = [Scheme.model_validate(beside | {"resident": share}) for share in (0.3, 0.6, 1.0)]
+    units, found = stage_numels(of.model, of.levels, of.axes), []
+    for scheme in placed:
+        one = unhidden(replace(of, scheme=scheme))
+        p, copied = predict(one), sent_bytes(units, scheme, of.levels, "bf16", "bf16", 3, False)
+        by_row = {name: size for (tier, name, _), size in copied.items() if tier == "host"}
+        backward = by_row.pop("backward_fetch", 0)
+        assert p.time_s["fetch"] == pytest.approx(sum(by_row.values()) / rates.fetch / 1e9, rel=1e-9)
+        assert p.time_s["stash"] == pytest.approx(backward / rates.fetch / 1e9, rel=1e-9)
+        on_device = scheme.resident * 2 * sum(units) / 8
+        assert p.memory_bytes["weights"] == pytest.approx(on_device, rel=1e-9)
+        found.append(p)
+    assert found[0].time_s["fetch"] > found[1].time_s["fetch"] > found[2].time_s["fetch"] > 0  # new ones' way
+    assert found[2].time_s["stash"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"beyond": Beyond.of(["weights@host"])}, "resident beside --tiers weights"),
+        ({"axes": Ways(pipeline=2)}, "resident in stages of a pipeline or with ranks along experts"),
+    ],
+)
+def test_where_what_stays_is_not_predicted(more: dict[str, Any], said: str) -> None:
+    of = job(None, "dgx-h100", 8)
+    dumped = of.scheme.model_dump() | {"weights": "world@host", "resident": 0.5}
+    with pytest.raises(UserError, match=said):
+        predict(replace(of, scheme=Scheme.model_validate(dumped), **more))
 
 
 def test_a_disk_is_read_and_written_beside_the_update() -> None:

@@ -120,6 +120,9 @@ def test_a_tier_without_a_rate() -> None:
         RunSpec.parse(on("host", machine=alps, scheme=weights_on("host")), "a file")
     with pytest.raises(UserError, match="states on a disk: neither on device fake nor in stages"):
         RunSpec.parse(on("host", device="fake", scheme=weights_on("disk")), "a file")
+    resident = weights_on("host").model_copy(update={"resident": 0.5})
+    with pytest.raises(UserError, match="resident neither on device fake, nor in stages of a pipeline, nor"):
+        RunSpec.parse(on("host", device="fake", scheme=resident), "a file")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU pins memory")

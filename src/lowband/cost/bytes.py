@@ -26,8 +26,8 @@ from fractions import Fraction
 from functools import cache
 from itertools import groupby
 
-from lowband.cost.memory import STATE_BYTES, keeps_secondary
-from lowband.cost.residents import fetched, step_order
+from lowband.cost.memory import STATE_BYTES
+from lowband.cost.weights_copies import weights_copies
 from lowband.spec.axes import ONLY_DATA, Axes
 from lowband.spec.mesh import SELF, Hop, Joined, Levels, Ring
 from lowband.spec.model import ModelSpec
@@ -35,13 +35,9 @@ from lowband.spec.partition import UnitLayout
 from lowband.spec.records import mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import (
-    BACKWARD_FETCH,
     BACKWARD_GATHER,
-    FORWARD_FETCH,
     FORWARD_GATHER,
     NORM_GATHER,
-    WEIGHTS_COPIES,
-    WEIGHTS_STASH,
     Collective,
     Kind,
     Order,
@@ -50,7 +46,7 @@ from lowband.spec.step import (
     pattern_of,
 )
 from lowband.spec.tensor import cut_shape, gpt_plan
-from lowband.spec.tiers import DEVICE, DISK, HOST
+from lowband.spec.tiers import DISK, HOST
 from lowband.spec.wire import DTYPE_BYTES, WIRE_BITS, Wire, is_plain, message_bytes
 
 NORM_BYTES = 8  # squares are summed in fp64
@@ -178,17 +174,9 @@ def sent_bytes(
             add(row.name, row.kind, found[0].wire, by_hop, often)
     for tier, name, sent in _of_optimizer(units, scheme, levels, compute_dtype, reduce_dtype):
         counts[tier, name, "native"] += sent
-    if scheme.kept:
-        often_of = gathers or [(passes(accumulation, order),) * 2] * len(units)
-        for name, sent in _fetched(units, scheme, levels, compute_dtype, often_of):
-            counts[HOST, name, "native"] += sent
-    for row in WEIGHTS_COPIES if scheme.weights_tier != DEVICE and not scheme.kept else ():
-        for unit, numel in enumerate(units):
-            shard = DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights)
-            passed = gathers[unit] if gathers else (passes(accumulation, order),) * 2
-            for tier in (HOST, DISK)[: 1 + (scheme.weights_tier == DISK)]:
-                if often := _copied(row, unit == 0, scheme, levels, passed):
-                    counts[tier, row.name, "native"] += shard * often
+    often_of = gathers or [(passes(accumulation, order),) * 2] * len(units)
+    for tier, name, sent in weights_copies(units, scheme, levels, compute_dtype, often_of):
+        counts[tier, name, "native"] += sent
     if is_clipped:
         held, by_hop = NORM_BYTES, []
         for hop in reversed(levels.hops(SELF, scheme.level("replica"))):
@@ -196,31 +184,6 @@ def sent_bytes(
             held *= hop.count
         add(NORM_GATHER, "gather", "native", by_hop, 1)
     return {key: mean(sent.numerator, sent.denominator) for key, sent in counts.items()}
-
-
-def _copied(row: Collective, is_root: bool, scheme: Scheme, levels: Levels, passed: tuple[int, int]) -> int:
-    """How often a step copies a unit's weights by a row. passed: how often it gathers it forward, backward"""
-    if row is WEIGHTS_STASH:
-        return 1
-    if row is FORWARD_FETCH:
-        return passed[0] - 1
-    return 0 if is_root or keeps_secondary(scheme, levels) else passed[1]
-
-
-def _fetched(
-    units: Sequence[int], scheme: Scheme, levels: Levels, compute_dtype: str,
-    passed: Sequence[tuple[int, int]],
-) -> Iterator[tuple[str, int]]:  # fmt: skip
-    """By row, bytes of weights of host memory some of which stay on the device. passed: as of `_copied`"""
-    sizes = [DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights) for numel in units]
-    often = [
-        [_copied(row, unit == 0, scheme, levels, passed[unit]) for unit, _ in enumerate(units)]
-        for row in (FORWARD_FETCH, BACKWARD_FETCH)
-    ]
-    order = step_order([1 + count for count in often[0]], often[1])
-    found = fetched(order, sizes, int(scheme.kept * sum(sizes)))
-    named = {FORWARD_FETCH: found["forward"], BACKWARD_FETCH: found["backward"], WEIGHTS_STASH: sum(sizes)}
-    yield from ((row.name, sent) for row, sent in named.items() if sent)
 
 
 def _of_optimizer(

@@ -181,7 +181,7 @@ def beyond_bytes(
     if (tier := scheme.weights_tier) != DEVICE:
         ranks = levels.size(scheme.weights)
         held |= weights_beyond(tier, held, compute_bytes * numel // ranks)
-        held["weights"] += int(scheme.kept * (compute_bytes * numel // ranks))
+        held["weights"] += int(scheme.resident * (compute_bytes * numel // ranks))
         if tier == DISK:
             buffers = max(buffers, compute_bytes * max(unit_numels) // ranks)
     return {**held, at("buffers", HOST): buffers} if buffers else held

@@ -1,10 +1,10 @@
 """Which chunks stay in a fast memory between their accesses, decided access by access.
 
 A step accesses chunks in the order of the step before it (PatrickStar, arXiv 2108.05818, whose warm-up step
-writes it down). So of what is there and what is accessed that leaves which is needed again last (Belady 1966);
-unlike in cost.eviction what is accessed need not stay. A chunk that gets new values in each step (weights)
-comes with them, for nothing, and is of no use from its last access to then. Until a step has been seen, and
-where one goes another way, nothing leaves for another's sake.
+writes it down). So of what is there and what is accessed that leaves which is needed again last (Belady
+1966); unlike in cost.eviction what is accessed need not stay. A chunk that gets new values in each step
+(weights) comes with them, for nothing, and is of no use from its last access to then. Until a step has been
+seen, and where one goes another way, nothing leaves for another's sake.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class Residents(Generic[Chunk]):
 
     def access(self, chunk: Chunk, size: int, is_new: bool) -> Found[Chunk]:
         """is_new: it comes with new values"""
-        if is_new and not self._was_new or len(self._seen) == LONGEST:
+        if (is_new and not self._was_new) or len(self._seen) == LONGEST:
             self._begin_step()
         self._was_new = is_new
         if is_new:

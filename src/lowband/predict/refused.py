@@ -29,6 +29,7 @@ def check(job: Given) -> None:
             f"states of {job.stack.optimizer} beyond the device are not predicted", allowed="adamw"
         )
     _check_offload(job)
+    _check_resident(job)
     check_stages(job.model, job.axes)
     _check_adapters(job)
     _check_kept(job)
@@ -56,6 +57,17 @@ def _check_offload(job: Given) -> None:
     if job.axes.stages > 1 or job.axes.expert > 1:
         what = "offload in stages of a pipeline or with ranks along experts is not predicted"
         raise UserError(what, where=where, allowed="no offload")
+
+
+def _check_resident(job: Given) -> None:
+    if not job.scheme.resident:
+        return
+    where = f"scheme '{job.scheme.name}'"
+    if job.beyond is not None and job.beyond.weights is not None:
+        raise UserError("resident beside --tiers weights", where=where, allowed="one of them")
+    if job.axes.stages > 1 or job.axes.expert > 1:
+        what = "resident in stages of a pipeline or with ranks along experts is not predicted"
+        raise UserError(what, where=where, allowed="no resident")
 
 
 def check_stages(model: ModelSpec, axes: Ways) -> None:

@@ -16,7 +16,7 @@ F / m. What hides behind backwards, two units' reads and two units' writes, is l
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
 backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
 ways take as long as the slower one. Each lane is taken to hide behind the same computation as the collectives
-do, so the sum is an upper bound.
+do, so the sum is an upper bound. Those that stay on the device (`resident`) are counted access by access.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,13 @@ from lowband.cost.collectives import LOW_IS_SLOW, Case
 from lowband.cost.memory import GRAD_BYTES, STATE_BYTES, on_their_way, optim_beyond, weights_beyond
 from lowband.cost.numbers import GIB, GIGA, Num, join
 from lowband.cost.tiers import Beyond, Rates, update_s
+from lowband.cost.weights_copies import weights_copies
 from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
+from lowband.spec.step import BACKWARD_FETCH
 from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -78,7 +80,7 @@ def tier_waits(
     if beyond.weights is not None:
         at = way(job, beyond.weights, case)
         one = shard(job, place, job.scheme.weights) * DTYPE_BYTES[job.compute_dtype] / (GIGA * at.fetch)
-        forwards, backwards = place.gathers
+        forwards, backwards = fetches(job, place)
         up, down = up + forwards * one, down + backwards * one
     return TierWaits(
         join(backwards_s, down, overlap) - backwards_s,
@@ -86,6 +88,26 @@ def tier_waits(
         join(forwards_s, up, overlap) - forwards_s,
         on_device,
     )
+
+
+def fetches(job: Workload, place: Place) -> tuple[Num, Num]:
+    """How often a step copies all weights behind forwards, new ones' way there too, and behind backwards."""
+    if not job.scheme.resident:
+        return place.gathers
+    dtype, units = job.compute_dtype, place.numels
+    of_all = DTYPE_BYTES[dtype] * sum(units) / job.levels.size(job.scheme.weights)
+
+    def copied(forwards: int, backwards: int) -> tuple[float, float]:
+        gathers = [(int(forwards), int(backwards))] * len(units)
+        sent = {
+            name: size / of_all
+            for _, name, size in weights_copies(units, job.scheme, job.levels, dtype, gathers)
+        }
+        backward = sent.pop(BACKWARD_FETCH.name, 0.0)
+        return sum(sent.values()), backward
+
+    forwards, backwards = np.vectorize(copied, otypes=[float, float])(*place.gathers)
+    return forwards[()], backwards[()]
 
 
 def shard(job: Workload, place: Place, level: str) -> Num:
@@ -129,7 +151,7 @@ def moved(job: Workload, place: Place, items: Mapping[str, Num]) -> dict[str, Nu
             found |= _on_their_way(job, place, beyond, by_host, found)
     if beyond.weights is not None:
         found |= weights_beyond(beyond.weights, found, copy)
-        found["weights"] = found["weights"] + job.scheme.kept * copy
+        found["weights"] = found["weights"] + job.scheme.resident * copy
     return found
 
 

@@ -27,9 +27,9 @@ class Placement(Strict):
     offload: Offload | None = Field(
         default=None, description="of states in another tier, which parts; none: all, updated on the host"
     )
-    kept: float = Field(
+    resident: float = Field(
         default=0.0, ge=0, le=1,
-        description="of the weights in host memory the share that may stay on the device between their uses",
+        description="of weights in host memory the share for which there is room on the device between uses",
     )  # fmt: skip
     _optim_tier: Tier = PrivateAttr(default=DEVICE)  # written behind the level, as this one:
     _weights_tier: Tier = PrivateAttr(default=DEVICE)

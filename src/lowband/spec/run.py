@@ -79,7 +79,7 @@ class RunSpec(RunOptions):
             )
         if DISK in self.scheme.tiers and (self.device == "fake" or self.is_in_stages):
             raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
-        parted = "offload" if self.scheme.offload is not None else "kept"
+        parted = "offload" if self.scheme.offload is not None else "resident"
         if getattr(self.scheme, parted) and (
             self.device == "fake" or self.is_in_stages or self.model.experts is not None
         ):

@@ -109,7 +109,7 @@ class Scheme(_WithWires):
         values["optim"] = at(self.optim, self.optim_tier)
         absent = [row.name for row in STEP if row not in self.rows]
         absent += [key for key in ("sync", "offload") if getattr(self, key) is None]
-        absent += ["kept"] * (not self.kept)
+        absent += ["resident"] * (not self.resident)
         for key in absent:
             values.pop(key, None)
         return values

@@ -40,9 +40,9 @@ def _check_tiers(scheme: Placement, wire: Wires, where: str) -> None:
     """Of states beyond the device."""
     offload, optim = scheme.offload, at(scheme.optim, scheme.optim_tier)
     on_host, update = at(scheme.optim, HOST), wire(UPDATE_GATHER.name)
-    if scheme.kept and scheme.weights_tier != HOST:
-        what = f"kept {scheme.kept:g} of weights {at(scheme.weights, scheme.weights_tier)}"
-        raise UserError(what, where=where, allowed=f"weights {at(scheme.weights, HOST)}, or no kept")
+    if scheme.resident and scheme.weights_tier != HOST:
+        what = f"resident {scheme.resident:g} of weights {at(scheme.weights, scheme.weights_tier)}"
+        raise UserError(what, where=where, allowed=f"weights {at(scheme.weights, HOST)}, or no resident")
     if scheme.optim_tier == DEVICE:
         if offload is not None:
             what = f"offload: optim {scheme.optim} lies on the device"

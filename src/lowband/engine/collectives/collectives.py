@@ -32,8 +32,8 @@ from lowband.engine.collectives.hops import (
 from lowband.engine.collectives.parts import are_exchanges
 from lowband.engine.collectives.ring import in_rank_order, sum_around
 from lowband.engine.collectives.wire import decode, decode_sum, encode, is_plain, sum_encode
-from lowband.engine.kept_weights import KeptWeights
 from lowband.engine.options import Options
+from lowband.engine.resident_weights import ResidentWeights
 from lowband.engine.transport.axis import Axis, BoundHop
 from lowband.engine.transport.call import Call
 from lowband.engine.transport.lane import Handle, Work
@@ -62,7 +62,7 @@ class Collectives:
         """Unless the pattern is `hops`, all ranks must do this at once: it creates process groups."""
         self.scheme, self.axis, self.ledger, self.meter = scheme, axis, ledger, meter
         self.device, self.lanes, self.options = device, axis.lanes(device), options
-        self.kept = KeptWeights(scheme.kept) if scheme.kept else None
+        self.residents = ResidentWeights(scheme.resident) if scheme.resident else None
         self._found: dict[tuple[str, str, Kind, bool], list[BoundHop]] = {}
         whole = ((SELF, scheme.level(place)) for place in ("optim", "replica"))
         for inner, outer in (*whole, *(scheme.span(row) for row in scheme.rows)):

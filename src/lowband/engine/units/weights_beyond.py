@@ -33,13 +33,13 @@ class WeightsBeyond:
         scheme, options = collectives.scheme, collectives.options
         self._collectives, self._numel, self._dtype = collectives, numel, options.compute_dtype
         self._is_on_disk = scheme.weights_tier == DISK
-        self._kept = collectives.kept
+        self._residents = collectives.residents
         self.outwards: list[Tier] = [HOST, DISK] if self._is_on_disk else [HOST]
         self.inwards = self.outwards[::-1]
         self.values = room(numel, self._dtype, collectives.device).zero_()
         collectives.meter.add(at("weights", scheme.weights_tier), self.values.nbytes)
-        if self._kept is not None:
-            collectives.meter.add("weights", self._kept.add(self.values.nbytes))
+        if self._residents is not None:
+            collectives.meter.add("weights", self._residents.add(self.values.nbytes))
         if not self._is_on_disk:
             return
         if options.disk is None:
@@ -69,8 +69,8 @@ class WeightsBeyond:
             call.ledger.add(DISK, row.name, "native", there.nbytes)
         yield HOST, [there]
         stays = False
-        if self._kept is not None:
-            found, stays = self._kept.take(self, self.values.nbytes)
+        if self._residents is not None:
+            found, stays = self._residents.take(self, self.values.nbytes)
             if found is not None:
                 return (found if stays else call.hold(found)), not stays
         fetched = torch.empty(self._numel, dtype=self._dtype, device=device)
@@ -78,8 +78,8 @@ class WeightsBeyond:
         call.ledger.add(HOST, row.name, "native", fetched.nbytes)
         if self._is_on_disk:
             call.release(there, HOST)
-        if stays and self._kept is not None:
-            self._kept.keep(self, fetched)
+        if stays and self._residents is not None:
+            self._residents.keep(self, fetched)
         else:
             call.hold(fetched)
         return fetched, not stays
@@ -92,8 +92,8 @@ class WeightsBeyond:
             there = call.hold(room(self._numel, self._dtype, device), HOST)
         there.copy_(new, non_blocking=True)
         call.ledger.add(HOST, WEIGHTS_STASH.name, "native", new.nbytes)
-        if self._kept is not None:
-            self._kept.renew(self, new)
+        if self._residents is not None:
+            self._residents.renew(self, new)
         if self._is_on_disk:
             yield DISK, [there]
             settle(device)

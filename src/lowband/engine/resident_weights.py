@@ -12,7 +12,7 @@ import torch
 from lowband.cost.residents import Found, Residents
 
 
-class KeptWeights:
+class ResidentWeights:
     """Of the units of one scheme. Only the lane of the host calls it, once there are steps."""
 
     def __init__(self, share: float) -> None:
