@@ -106,6 +106,8 @@ def test_another_tier_is_refused() -> None:
 
 def spec_with(recompute: str, **options: Any) -> RunSpec:
     model = options.pop("model", SPEC.model_dump())
+    if recompute == "none":
+        options.pop("recompute_layers", None)
     small = {"model": model, "seq_len": SPEC.seq_len, "ranks": 2, "micro_batch": 2, "accumulation": 2}
     return RunSpec.model_validate({**SMOKE.model_dump(), **small, "recompute": recompute, **options})
 
@@ -137,6 +139,7 @@ def run_each(specs: list[RunSpec]) -> list[Any]:
 
 WAYS: list[dict[str, Any]] = [
     {}, {"order": "breadth"}, {"scheme": CONFIG.scheme("zero1").model_dump()},
+    {"recompute_layers": 1}, {"order": "breadth", "recompute_layers": 1},
     {"compute_dtype": "bf16", "accumulation": 1},
     {"model": SPEC.model_copy(update={"positions": "rotary"}).model_dump()},
 ]  # fmt: skip
@@ -167,6 +170,42 @@ def test_a_whole_run_says_the_same(tmp_path: Path) -> None:
         assert ("activations@host" in [one.kind for one in outcome.states]) == (way == "host")
         found[way] = [line.loss for line in folder.whole_steps()], outcome.weights_sha256
     assert found["host"] == found["none"]
+
+
+def test_some_blocks_are_recomputed(tmp_path: Path) -> None:
+    """Along tensor and in stages: bits, and bytes in closed form."""
+    of = {"seq_len": 32, "model": CONFIG.model("gpt-240k"), "scheme": CONFIG.scheme("zero1")}
+    some: list[dict[str, Any]] = [{"recompute": "full", "recompute_layers": count} for count in (2, 4)]
+    for name, axes in (
+        ("tensor", {"tensor": 2, "sequence_parallel": True}),
+        ("pipeline", {"pipeline": 2, "accumulation": 4}),
+    ):
+        found = []
+        for i, way in enumerate(({}, *some)):
+            options = {"ranks": 2, "steps": 2, "warmup_steps": 1, "micro_batch": 2, **of, **axes, **way}
+            folder = started.run(tmp_path / f"{name}-{i}", **options)
+            _, outcome = started.counts_as_closed_forms(folder)
+            found.append(([line.loss for line in folder.whole_steps()], outcome.weights_sha256))
+        assert found[0] == found[1] == found[2]
+
+
+SOME = {"recompute": "full", "recompute_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("recompute none (allowed: recompute full or host)", {"recompute_layers": 1}),
+        (
+            "3 blocks are not equally many of each of 1 stages (allowed: multiples of 1 to 2)",
+            {**SOME, "recompute_layers": 3},
+        ),
+        ("context 2, expert 1 (allowed: neither of both axes)", {**SOME, "context": 2, "seq_len": 8}),
+    ],
+)
+def test_numbers_of_blocks_that_are_refused(said: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        RunSpec.model_validate({**spec_with("none").model_dump(), **options})
 
 
 def resumed(folder: str, first: RunSpec, then: RunSpec) -> tuple[list[float], dict[str, torch.Tensor]]:

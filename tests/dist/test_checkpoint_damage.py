@@ -268,7 +268,7 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path: Path) -> None:
 def resume(folder: str) -> tuple[int, int]:
     model, optimizer = bag(steps=0)
     trainer = SimpleNamespace(model=model, optimizer=optimizer, replicas=None)
-    return _resume(0, lowband.Checkpointer(folder), trainer)[0], _resume(0, None, trainer)[0]
+    return _resume(0, lowband.Checkpointer(folder), trainer)[0][-1], _resume(0, None, trainer)[0][-1]
 
 
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:

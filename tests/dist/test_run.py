@@ -181,7 +181,7 @@ def test_a_launched_rank_that_is_ordered_to_end_says_so(tmp_path: Path) -> None:
     outcome = Outcome.read_json(RunFolder(tmp_path).outcome)
     assert (outcome.status, outcome.cause) == (
         "error",
-        "ended by SIGTERM: cancelled, or out of its job's time",
+        "ended by SIGTERM: cancelled, out of its job's time, or another rank's death",
     )
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from started import MODEL, begun, both_ended, ended, killed, launched, spec_file
 
+from lowband.box.network import OWN, PLAIN
 from lowband.errors import UserError
 from lowband.run import train as module
 from lowband.run import training_loop as loop
 from lowband.run.train import train
 from lowband.spec.lock import is_held
-from lowband.spec.records import Outcome, StepRecord
+from lowband.spec.records import Environment, Outcome, StepRecord
 from lowband.spec.run_folder import RunFolder
 from tests.waiting import wait_for
 
@@ -157,7 +158,11 @@ def test_a_second_run_of_a_folder_is_refused(tmp_path: Path) -> None:
     ("order", "code", "cause"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "ended by SIGTERM: cancelled, or out of its job's time"),
+        (
+            signal.SIGTERM,
+            143,
+            "ended by SIGTERM: cancelled, out of its job's time, or another rank's death",
+        ),
     ],
 )
 def test_an_order_to_end_is_one_line_and_an_outcome(
@@ -242,8 +247,12 @@ def test_a_run_that_has_ended_well_is_left_as_it_is(
     spec_file(tmp_path, **STEPS, time_limit_s=1234)
     assert train(path) == first == folder.read_outcome()
     assert "has ended already; `lowband train --again` trains it anew" in capsys.readouterr().err
+    folder.trained.write_text("a checksum")
     again = train(path, again=True)
     assert (again.status, again.wall_s != first.wall_s) == ("ok", True)
+    assert not folder.trained.exists()  # Snakemake's, of the run whose rows are lost
+    assert train(path, links=f"{OWN}: another reason") == again
+    assert train(path, links=PLAIN) != again and Environment.read_json(folder.env).links == PLAIN
     spec_file(tmp_path, **{**STEPS, "steps": 11})
     assert train(path).steps == 11
 

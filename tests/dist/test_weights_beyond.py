@@ -366,45 +366,57 @@ def test_a_rank_without_room_in_its_memory_is_refused_on_all() -> None:
     assert on_ranks(2, without_room, -1) == ["", ""]
 
 
-def resident(share: float, accumulation: int, name: str) -> tuple[Any, ...]:
+def resident(share: float, accumulation: int, name: str, order: str, folder: str) -> tuple[Any, ...]:
     """Losses of steps; bytes by row of the last one, and weights on the device, both in closed form, too."""
     scheme = placed(name, "device", "host").model_copy(update={"resident": share})
     ranks = dist.get_world_size()
     topology = topology_of(ranks)
     model = lowband.shard(GPT(SPEC, seed=7), scheme, topology, Block, DTYPE["bf16"])
     engine, optimizer, losses = engine_of(model), adamw(model), []
+    checkpointer = lowband.Checkpointer(f"{folder}/{share}")
     for number in range(7):
-        if number == 2:  # goes another way than the steps
+        if number == 2:  # goes another way than the steps, with what a checkpoint may have
             with torch.no_grad():
                 losses.append(model(*torch.zeros(2, 1, SPEC.seq_len, dtype=torch.long)).item())
+            checkpointer.save(number, model, optimizer)
+            checkpointer.wait()
+            checkpointer.load(checkpointer.latest(), model, optimizer)
         engine.ledger.take()
         drawn = torch.Generator().manual_seed(number * 100 + dist.get_rank())
-        for micro in range(accumulation):
+        shape = 2, 1, SPEC.seq_len
+        given = [torch.randint(SPEC.vocab, shape, generator=drawn) for _ in range(accumulation)]
+        if order == "breadth":
+            losses += map(float, lowband.accumulate(model, given, lambda batch: model(*batch)))
+        for micro, batch in enumerate(given if order == "depth" else ()):
             engine.sync = micro == accumulation - 1
-            tokens, targets = torch.randint(SPEC.vocab, (2, 1, SPEC.seq_len), generator=drawn)
-            loss = model(tokens, targets) / accumulation
+            loss = model(*batch) / accumulation
             loss.backward()
             losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
     counted = {key[1]: count for key, count in by_row(engine.ledger.take()).items() if key[0] == HOST}
     of_scheme = unit_numels(SPEC, topology.levels), scheme, topology.levels, "bf16", "fp32", accumulation
-    closed = {
-        key[1]: count for key, count in sent_bytes(*of_scheme, True).items() if key[0] == HOST and count
-    }
-    device = engine.meter.peak["weights"], state_bytes(*of_scheme, "gloo")["weights"]
+    sent = sent_bytes(*of_scheme, False, order=order)
+    closed = {key[1]: count for key, count in sent.items() if key[0] == HOST and count}
+    device = engine.meter.peak["weights"], state_bytes(*of_scheme, "gloo", order=order)["weights"]
     return losses, counted, closed, device
 
 
-def shares(accumulation: int, name: str) -> list[Any]:
-    return [resident(share, accumulation, name) for share in (0.0, 0.3, 0.6, 1.0)]
+def shares(*of: Any) -> list[Any]:
+    return [resident(share, *of) for share in (0.0, 0.3, 0.6, 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "accumulation", "name"), [(1, 2, "zero1"), (2, 1, "zero3"), (4, 3, "zero3")]
-)
-def test_some_weights_stay_on_the_device(ranks: int, accumulation: int, name: str) -> None:
-    for of_rank in on_ranks(ranks, shares, accumulation, name):
+    ("ranks", "accumulation", "name", "order"),
+    [
+        (1, 2, "zero1", "depth"), (2, 1, "zero3", "depth"), (4, 3, "zero3", "depth"), (4, 2, "hpz", "depth"),
+        (2, 3, "zero3", "breadth"),
+    ],
+)  # fmt: skip
+def test_some_weights_stay_on_the_device(
+    ranks: int, accumulation: int, name: str, order: str, tmp_path: Path
+) -> None:
+    for of_rank in on_ranks(ranks, shares, accumulation, name, order, str(tmp_path)):
         losses, *_ = of_rank[0]
         sums = []
         for also, counted, closed, (peak, expected) in of_rank:

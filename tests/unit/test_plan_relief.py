@@ -126,9 +126,9 @@ def test_parts_are_those_that_software_names() -> None:
         for pp, n in ((1, 5), (1, 6), (2, 2), (2, 5)) if (axes := Ways.of_options(1, pp))
     }  # fmt: skip
     assert by_part == {
-        (1, 5): {"megatron-lm", "llm-foundry"},
-        (1, 6): {"megatron-lm", "llm-foundry", "torchtitan"},
-        (2, 2): {"megatron-lm", "llm-foundry", "torchtitan"},
+        (1, 5): {"megatron-lm", "llm-foundry", "lowband"},
+        (1, 6): {"megatron-lm", "llm-foundry", "torchtitan", "lowband"},
+        (2, 2): {"megatron-lm", "llm-foundry", "torchtitan", "lowband"},
         (2, 5): {"llm-foundry"},
     }
 
@@ -181,14 +181,19 @@ def test_a_row_says_what_it_needs() -> None:
         assert column in records(first)[0].items()
 
 
-def test_a_suite_has_the_host_and_not_some_layers(tmp_path: Path) -> None:
+def test_a_suite_has_the_host_and_some_layers(tmp_path: Path) -> None:
     """What our engine runs is written, and nothing else in its place."""
     for name in ("config", "slurm"):
         (tmp_path / name).mkdir()
     (tmp_path / "slurm" / "frontier").symlink_to(CONFIG.root / "slurm" / "frontier")
     config = Config(tmp_path)
-    with pytest.raises(UserError, match="recomputes all layers or none, and the first row some"):
-        write(candidate("zero1", ONLY_DATA, recomputed=0.5), "mine", config)
+    write(candidate("zero1", ONLY_DATA, recomputed=0.5), "some", config)
+    [run] = Config(tmp_path).runs(["some"])
+    assert (run.recompute, run.recompute_layers, run.recomputed) == ("full", 6, tuple(range(6)))
+    with pytest.raises(
+        UserError, match="recompute_layers 5: 5 blocks are not equally many of each of 2 stages"
+    ):
+        write(candidate("zero1", PIPELINE, recomputed=5 / 12), "mine", config)
     assert not [*tmp_path.rglob("mine.yaml")]
     write(candidate("zero1", ONLY_DATA, beyond=Beyond("host")), "mine", config)
     assert Config(tmp_path).scheme("mine").model_dump()["optim"] == "world@host"

@@ -12,7 +12,7 @@ from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import _warmup, collect, means_of
 from lowband.evidence.tables.entries import TABLES
 from lowband.spec.csv_tables import read_table
-from lowband.spec.records import Outcome, Sent
+from lowband.spec.records import Environment, Outcome, Sent
 from lowband.spec.run_folder import RunFolder
 from lowband.spec.scheme import Scheme
 from tests.checkout import CONFIG
@@ -87,6 +87,9 @@ def test_the_numbers_of_a_run_in_a_box(tmp_path: Path) -> None:
     run.outcome.write_text(outcome.model_copy(update={"of": "another"}).to_json())
     with pytest.raises(UserError, match="is of a run under another spec"):
         collect([run.path], tmp_path / "never")
+    run.outcome.write_text(outcome.model_copy(update={"states": ()}).to_json())
+    collect([run.path], tmp_path / "no-step")  # of the last attempt, which went on from the last step
+    assert read_table(tmp_path / "no-step" / "states.csv").empty
     short = spec.model_copy(update={"warmup_steps": 3})
     assert _warmup(short, outcome.model_copy(update={"resumed_from": 3}), 6) == [True] * 3 + [False] * 3
     seen = read_table(tmp_path / "outside.csv")
@@ -220,6 +223,23 @@ def test_doubled_or_missing_steps_never_reach_a_table(tmp_path: Path, change, me
     with pytest.raises(UserError, match=message):
         collect([folder], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_repeats_of_different_texts_are_refused(tmp_path: Path) -> None:
+    """As of one that was trained again behind a change of the file."""
+    first = smoke_specs()[0]
+    again = {"run_id": f"{first.run_id}-again", "repeat": first.repeat + 1, "seed": first.seed + 1}
+    second = first.model_copy(update=again)
+    folders = [write_run(tmp_path, spec, 1, 5) for spec in (first, second)]
+    collect(folders, tmp_path)
+    for folder, text in zip(map(RunFolder, folders), ("a", "b"), strict=True):
+        read = Environment.read_json(folder.env)
+        folder.write_environment(read.model_copy(update={"data": {"sha256": text}}))
+    with pytest.raises(
+        UserError, match=f"{folders[1]}: is of another text: {first.text} has changed .allowed: that of "
+    ):
+        collect(folders, tmp_path / "never")
+    assert not (tmp_path / "never" / "runs.csv").exists()
 
 
 def test_a_folder_without_a_spec_is_refused(tmp_path: Path) -> None:

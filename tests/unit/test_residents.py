@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lowband.cost.residents import Access, fetched, step_order
+from lowband.cost.residents import Access, Residents, fetched, step_order
 
 
 def least(order: list[tuple[int, Access]], capacity: int) -> int:
@@ -35,6 +35,36 @@ def test_no_choice_fetches_less(units: int, passed: int) -> None:
             assert sum(found.values()) == 0
     nothing = fetched(order, [1] * units, 0)
     assert (nothing.get("forward", 0), nothing["backward"]) == (units * (passed - 1), (units - 1) * passed)
+
+
+def test_what_is_frozen_stays() -> None:
+    """Of a root and a last unit that train and two between them, also behind a step that renews these."""
+    trained = [(0, "new"), (1, "forward"), (2, "forward"), (3, "new")]
+    backward = [(3, "backward"), (2, "backward"), (1, "backward")]
+    for capacity, least_of_step in ((4, 0), (3, 0), (2, 1), (1, 3)):
+        residents, found = Residents[int](capacity), []
+        for number in range(10):
+            fetches = 0
+            for unit, access in (*trained, *backward):
+                is_new = access == "new" or (number == 3 and access == "forward")
+                fetches += not residents.access(unit, 1, is_new).was_there and not is_new
+            found.append(fetches)
+        assert found[-3:] == [least_of_step] * 3, (capacity, found)
+
+
+def test_a_step_that_goes_another_way_leaves_nothing_useless() -> None:
+    """Units that are evaluated between steps of training."""
+    forward, backward = [(i, "new") for i in range(4)], [(i, "backward") for i in (3, 2, 1)]
+    for capacity in range(1, 4):
+        residents, found = Residents[int](capacity), []
+        for number in range(8):
+            between = [(i, "forward") for i in range(4)] if number == 2 else []
+            accesses = [*forward, *between, *backward]
+            found.append(sum(
+                not residents.access(unit, 1, access == "new").was_there and access != "new"
+                for unit, access in accesses
+            ))  # fmt: skip
+        assert found[-3:] == [3 - capacity] * 3, (capacity, found)
 
 
 def test_orders_of_other_models() -> None:

@@ -164,7 +164,10 @@ def test_a_run_has_ended_if_what_was_trained_is_what_the_spec_asks_for(folders: 
     folder.write_outcome(Outcome(status="ok", steps=3))
     longer = spec.model_copy(update={"time_limit_s": spec.time_limit_s + 1, "checkpoint_every": 7})
     device = spec.machine.device.model_copy(update={"source": "another sentence"})
-    said = spec.model_copy(update={"machine": spec.machine.model_copy(update={"device": device})})
+    machine = spec.machine.model_copy(update={"device": device})
+    scheme = spec.scheme.model_copy(update={"known_as": "by another name"})
+    model = spec.model.model_copy(update={"source": "another sentence"})
+    said = spec.model_copy(update={"machine": machine, "scheme": scheme, "model": model})
     other = spec.model_copy(update={"micro_batch": spec.micro_batch + 1})
     for written in (longer, said, spec):
         write_whole(folder.spec, written.to_json())  # later than the outcome
@@ -175,3 +178,5 @@ def test_a_run_has_ended_if_what_was_trained_is_what_the_spec_asks_for(folders: 
     assert has_ended(folder)
     os.utime(folder.outcome, ns=(0, 0))
     assert not has_ended(folder)  # it may have more time now
+    os.utime(folder.outcome)
+    assert has_ended(folder, spec) and not has_ended(folder, longer)  # which rule `spec` has yet to write

@@ -77,12 +77,15 @@ def shared_elements(model: ModelSpec, expert: int = 1) -> tuple[int, int]:
     return everywhere, model.layers * apart // expert
 
 
-def exchanged(model: ModelSpec, axes: Axes, recompute: bool) -> dict[Collective, int]:
-    """Features of each token that a micro-batch's rows along the tensor axis carry, over all layers."""
+def exchanged(model: ModelSpec, axes: Axes, recomputed: int) -> dict[Collective, int]:
+    """Features of each token that a micro-batch's rows along the tensor axis carry, over all layers.
+
+    recomputed: how many of these run their forward twice
+    """
     if axes.tensor == 1:
         return {}
     h, layers = model.hidden, model.layers
-    again = layers * h if recompute else 0
+    again = recomputed * h
     mlps = layers * h if model.experts is None else 0
     leaving = layers * h + mlps
     entering = layers * (h if model.latent is None else model.latent.entering(h)) + mlps
@@ -90,7 +93,7 @@ def exchanged(model: ModelSpec, axes: Axes, recompute: bool) -> dict[Collective,
         return {LEAVE_REDUCE: leaving + h + again, ENTER_REDUCE: entering + h}
     return {
         LEAVE_REDUCE: h, SPLIT_GATHER: h,
-        ENTER_GATHER: entering + h + (entering if recompute else 0), ENTER_SCATTER: entering + h,
+        ENTER_GATHER: entering + h + entering // layers * recomputed, ENTER_SCATTER: entering + h,
         LEAVE_SCATTER: leaving + again, LEAVE_GATHER: leaving,
     }  # fmt: skip
 
@@ -105,7 +108,7 @@ def tensor_bytes(
     accumulation: int,
     compute_dtype: str,
     is_clipped: bool,
-    recompute: bool = False,
+    recomputed: int = 0,
 ) -> dict[tuple[str, str, str], int | float]:
     """Bytes sent per rank in one optimizer step along the tensor axis: (level, collective, wire) -> bytes.
 
@@ -120,7 +123,7 @@ def tensor_bytes(
             counts[level, row.name, "native"] += sent * times
 
     tokens, width = micro_batch * seq_len, DTYPE_BYTES[compute_dtype]
-    for row, features in exchanged(model, axes, recompute).items():
+    for row, features in exchanged(model, axes, recomputed).items():
         add(row, width * tokens * features, accumulation)
     if axes.tensor > 1:
         add(LOSS_GATHER, LOSS_NUMBERS * MASTER_BYTES * tokens * axes.tensor, accumulation)
@@ -147,7 +150,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
         spec.accumulation,
         spec.compute_dtype,
         is_clipped,
-        recompute=spec.recompute == "full",
+        recomputed=len(spec.recomputed) if spec.recompute == "full" else 0,
     )
     if spec.is_in_stages:
         return _along_all(spec, along_tensor)
@@ -165,7 +168,7 @@ def step_bytes(spec: RunSpec) -> dict[tuple[str, str, str], int | float]:
     found = {**along_data, **along_tensor, **context_bytes(spec), **states_bytes(spec)}
     if spec.recompute == "host":
         block = to_host_bytes(spec.model, spec.micro_batch, spec.seq_len, spec.compute_dtype)
-        copied = spec.accumulation * spec.model.layers * block
+        copied = spec.accumulation * len(spec.recomputed) * block
         found |= {(HOST, row.name, "native"): copied for row in KEPT}
     if spec.model.experts is None:
         return found

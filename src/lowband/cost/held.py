@@ -37,7 +37,8 @@ def held_bytes(spec: RunSpec, backend: str, with_start: bool = False) -> dict[st
     closed = together(of_both)
     if spec.recompute == "host":
         block = to_host_bytes(spec.model, spec.micro_batch, spec.seq_len, spec.compute_dtype)
-        closed[KEPT_KIND] = (spec.accumulation if spec.order == "breadth" else 1) * spec.model.layers * block
+        micro_batches = spec.accumulation if spec.order == "breadth" else 1
+        closed[KEPT_KIND] = micro_batches * len(spec.recomputed) * block
     if with_start:
         closed["start"] = _start(spec, apart)
     return closed

@@ -29,26 +29,26 @@ class Found(Generic[Chunk]):
 
 
 class Residents(Generic[Chunk]):
-    """capacity: of the fast memory, in the unit of chunks' sizes"""
+    """What is in the fast memory. A step begins with a chunk that comes with new values again."""
 
     def __init__(self, capacity: int) -> None:
+        """capacity: of the fast memory, in the unit of chunks' sizes"""
         self.capacity = capacity
         self._sizes: dict[Chunk, int] = {}  # of those that are there
         self._needed: dict[Chunk, int] = {}  # when they are accessed next, by place in the step
         self._seen: list[Chunk] = []  # in this step
+        self._new: set[Chunk] = set()  # of these
         self._order: list[Chunk] = []  # in the one before
         self._next: list[int] = []  # by place in that
-        self._renewed: set[Chunk] = set()
-        self._was_new = True  # the access before
         self._follows = False  # whether this step is as the one before, so far
 
     def access(self, chunk: Chunk, size: int, is_new: bool) -> Found[Chunk]:
         """is_new: it comes with new values"""
-        if (is_new and not self._was_new) or len(self._seen) == LONGEST:
+        is_first = chunk in self._new or (not self._new and bool(self._seen))
+        if (is_new and is_first) or len(self._seen) == LONGEST:
             self._begin_step()
-        self._was_new = is_new
         if is_new:
-            self._renewed.add(chunk)
+            self._new.add(chunk)
         place = len(self._seen)
         self._seen.append(chunk)
         self._follows &= place < len(self._order) and self._order[place] == chunk
@@ -57,11 +57,12 @@ class Residents(Generic[Chunk]):
         self._sizes.pop(chunk, None)
         self._needed.pop(chunk, None)
         left, used = list[Chunk](), sum(self._sizes.values())
-        for later in sorted(self._needed, key=self._needed.__getitem__, reverse=True):
-            if not self._follows or used + size <= self.capacity or self._needed[later] <= needed:
-                break
-            used -= self._sizes[later]
-            left.append(later)
+        if self._follows and used + size > self.capacity:
+            for later in sorted(self._needed, key=self._needed.__getitem__, reverse=True):
+                if used + size <= self.capacity or self._needed[later] <= needed:
+                    break
+                used -= self._sizes[later]
+                left.append(later)
         if needed == NEVER or used + size > self.capacity:
             return Found(was_there, stays=False)
         for later in left:
@@ -70,19 +71,21 @@ class Residents(Generic[Chunk]):
         return Found(was_there, True, tuple(left))
 
     def _begin_step(self) -> None:
+        renewed, self._new = self._new, set()
         self._order, self._seen, self._follows = self._seen, [], bool(self._seen)
         first: dict[Chunk, int] = {}
         for place in reversed(range(len(self._order))):
             first[self._order[place]] = place
         following = {
-            chunk: NEVER if chunk in self._renewed else len(self._order) + place
-            for chunk, place in first.items()
+            chunk: NEVER if chunk in renewed else len(self._order) + place for chunk, place in first.items()
         }
         self._next = [0] * len(self._order)
         for place in reversed(range(len(self._order))):
             chunk = self._order[place]
             self._next[place], following[chunk] = following[chunk], place
-        self._needed = {chunk: first.get(chunk, NEVER) for chunk in self._sizes}
+        self._needed = {
+            chunk: NEVER if chunk in renewed else first.get(chunk, NEVER) for chunk in self._sizes
+        }
 
 
 Access = Literal["new", "forward", "backward"]

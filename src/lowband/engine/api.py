@@ -31,7 +31,7 @@ from lowband.spec.config import Config
 from lowband.spec.context import check_context
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
-from lowband.spec.tiers import DEVICE, HOST, Tier
+from lowband.spec.tiers import DEVICE, Tier
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def shard(
     device: torch.device | str | None = None,
     collectives: Pattern = "hops",
     disk: str | Path | None = None,
-    activations: Tier = DEVICE,
+    activations: Tier | Callable[[nn.Module], Tier] = DEVICE,
 ) -> nn.Module:
     """Shard a module in place, as `fully_shard` does, and return it.
 
@@ -75,7 +75,8 @@ def shard(
                    joined: one exchange between all ranks, for a machine whose links are all equal
     disk:          folder for states that the scheme places there (`optim: world@disk`, also of `weights`), of
                    this job alone
-    activations:   host: what units' forwards keep for the backward waits in host memory; device
+    activations:   host: what units' forwards keep for the backward waits in host memory; device. Or, given
+                   a wrapped module, which of both
 
     Afterwards `module.parameters()` are this rank's fp32 optimizer shards, 1D, under the module's own names.
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
@@ -89,8 +90,6 @@ def shard(
         raise UserError("the module is already sharded", where=type(module).__name__)
     if collectives not in get_args(Pattern):
         raise UserError(f"unknown collectives '{collectives}'", allowed=get_args(Pattern))
-    if activations not in (DEVICE, HOST):
-        raise UserError(f"activations in '{activations}'", allowed=(DEVICE, HOST))
     check_kind(where, "scheme", scheme, (Scheme, str), "a lowband.Scheme, or the name of one")
     check_kind(where, "topology", topology, Topology, "a lowband.Topology")
     check_wrap(where, wrap)

@@ -5,7 +5,7 @@ It is also a chain: `chain` lists its modules, of which each takes the output of
 Shape letters: B batch, T sequence, H hidden, V vocabulary, N heads, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -140,12 +140,14 @@ class GPT(nn.Module):
         attention: AttentionKernel = "sdpa",
         recompute: Recompute = "none",
         loss_chunks: int = 1,
+        recomputed: Collection[int] | None = None,
     ) -> None:
         """Initial values depend on the seed and the kind of device alone; on meta there are none.
 
         recompute:   full: blocks keep their inputs alone, and the backward computes them again
         loss_chunks: pieces of the tokens whose logits are made one after the other (model.loss); several only
                      on one device and along data
+        recomputed:  the blocks, by number, that `recompute` is about; None: all
         Raises UserError for flash2 without a layer of softmax.
         """
         super().__init__()
@@ -156,7 +158,11 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = Positions(spec.seq_len, spec.hidden) if spec.positions == "learned" else None
         are_linear = [spec.attention_of(layer) == "linear" for layer in range(spec.layers)]
-        self.blocks = nn.ModuleList(Block(spec, attention, recompute, linear) for linear in are_linear)
+        every = range(spec.layers) if recomputed is None else recomputed
+        kinds: list[Recompute] = [recompute if i in every else "none" for i in range(spec.layers)]
+        self.blocks = nn.ModuleList(
+            Block(spec, attention, kind, linear) for kind, linear in zip(kinds, are_linear, strict=True)
+        )
         self.final_norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.logits, self.loss = nn.Identity(), nn.CrossEntropyLoss()

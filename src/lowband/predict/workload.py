@@ -58,6 +58,7 @@ def workload_of(spec: RunSpec) -> Workload:
     return Workload(
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
+        recomputed=len(spec.recomputed) / spec.model.layers if spec.recompute_layers else 1.0,
         axes=Ways(
             **Axes.of(spec).model_dump(), chunks=spec.chunks_each if spec.is_in_stages else 1,
             schedule=_IN_USE.get(named, named), layers=spec.layers,

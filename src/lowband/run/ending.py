@@ -11,7 +11,7 @@ from lowband.spec.run_folder import RunFolder
 FAILED: tuple[Status, ...] = ("error", "oom", "timeout")
 
 _ORDERED = {
-    signal.SIGTERM: "ended by SIGTERM: cancelled, or out of its job's time",
+    signal.SIGTERM: "ended by SIGTERM: cancelled, out of its job's time, or another rank's death",
     signal.SIGINT: "interrupted",
 }
 # Error texts in lower case, from torch, CUDA and NCCL; Python; torch on a CPU; cuBLAS.

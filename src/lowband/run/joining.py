@@ -14,6 +14,8 @@ from lowband.spec.run import RunSpec
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
+
 
 def join_job(rank: Rank, spec: RunSpec, links: str, device_type: str) -> torch.device:
     """Make this process a rank of the run's job; returns its device.
@@ -27,7 +29,7 @@ def join_job(rank: Rank, spec: RunSpec, links: str, device_type: str) -> torch.d
     device = _device(rank, device_type)
     torch.set_num_threads(_threads(spec, device))
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        BACKENDS[device.type],
         init_method=rank.init_method,
         rank=rank.rank,
         world_size=rank.world,

@@ -19,6 +19,7 @@ from types import FrameType
 
 from lowband.run.ending import exit_code, report
 from lowband.spec.files import write_whole
+from lowband.spec.records import Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 
@@ -35,6 +36,8 @@ def has_ended(folder: RunFolder, spec: RunSpec | None = None) -> bool:
         return False
     if outcome.of and outcome.status != "timeout":
         return outcome.of == (spec or RunSpec.read_json(folder.spec)).training_sum
+    if spec is not None and folder.spec.read_text() != spec.to_json():  # which is written before it runs
+        return False
     return folder.outcome.stat().st_mtime_ns >= folder.spec.stat().st_mtime_ns
 
 
@@ -55,8 +58,10 @@ def run_several(launch: Sequence[str], folders: Sequence[Path], logs: Path, ends
             if not has_ended(folder):
                 wrong.append(f"{name}: exit code {code}: {logs / name}.log")
                 continue
+        elif (ended := Outcome.read_json(folder.outcome)).status != "ok":
+            report(f"{name}: ended before: {ended.status}: {ended.cause}")
         checksum = hashlib.sha256(folder.outcome.read_bytes()).hexdigest()
-        write_whole(folder.path / "trained", f"{checksum}  {folder.outcome}\n")
+        write_whole(folder.trained, f"{checksum}  {folder.outcome}\n")
     return [*wrong, *([f"{left} of {len(folders)} runs left: the job's time is over"] if left else [])]
 
 

@@ -24,7 +24,7 @@ from lowband.run.count_fake import count
 from lowband.run.ending import FAILED, exit_code, failure, ordered, out_of_time, record, report
 from lowband.run.environment import describe, host, source_sha256
 from lowband.run.exit_cause import exit_on_order
-from lowband.run.joining import device_type, join_job
+from lowband.run.joining import BACKENDS, device_type, join_job
 from lowband.run.launch import RankFailure, TimeLimit, run_local, run_ranks
 from lowband.run.pacing import Overloaded
 from lowband.run.ranks import Rank, from_environment, is_first_process, job_id, ranks_here, step_name
@@ -63,16 +63,18 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
     spec = RunSpec.read_json(spec_path)
     folder = RunFolder(spec_path.parent, spec.training_sum)
     mine = None if spec.device == "fake" else from_environment(spec.ranks)
-    if not again and (before := _ended_before(spec, folder)) is not None:
+    on = "fake" if spec.device == "fake" else device_type(spec, is_launched=mine is not None)
+    if not again and (before := _ended_before(spec, folder, links, on)) is not None:
         if is_first_process():
             report(f"{folder.path.name}: has ended already; `lowband train --again` trains it anew")
         return before
-    if spec.device == "fake":
+    if on == "fake":
         return _count(spec, folder)
-    on = device_type(spec, is_launched=mine is not None)
     has_devices = spec.machine.device.memory_gib is not None and spec.machine.box is None
     if on == "cpu" and has_devices and is_first_process():
         report(f"{spec.run_id}: trains on the CPU: fewer devices here than its {spec.ranks} ranks")
+    if spec.engine == "deepspeed" and mine is not None:  # a job's ranks, which would wait for each other
+        deepspeed.load(on)
     try:
         spec.check_engine()
         if spec.engine == "deepspeed":
@@ -83,7 +85,7 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
             return outcome
         with _started(folder):
             return folder.write_outcome(outcome)
-    check_room(spec, folder, "nccl" if on == "cuda" else "gloo", ranks_here(mine, spec.ranks))
+    check_room(spec, folder, BACKENDS[on], ranks_here(mine, spec.ranks))
     if spec.attention == "flash2":
         flash_attention.require(torch.device(on))
         flash_attention.check_heads(spec.model.heads, spec.model.heads, spec.model.hidden // spec.model.heads)
@@ -100,16 +102,27 @@ def train(spec_path: Path, links: str = OWN, again: bool = False) -> Outcome:
         return _run_launched_rank(mine, job) if isinstance(mine, Rank) else _run_ranks(mine, job)
 
 
-def _ended_before(spec: RunSpec, folder: RunFolder) -> Outcome | None:
-    """The outcome of the same run, if it has ended well; the same on all ranks: none of them changes it."""
+def _ended_before(spec: RunSpec, folder: RunFolder, links: str, on: str) -> Outcome | None:
+    """The outcome of the same run, on such devices and links, if it has ended well.
+
+    It is the same on all ranks: none of them changes it.
+    """
     outcome = folder.read_outcome()
     if outcome is None or (outcome.status, outcome.of) != ("ok", spec.training_sum):
         return None
     try:
-        text = Environment.read_json(folder.env).data.get("sha256")
+        then = Environment.read_json(folder.env)
     except UserError:
         return None
-    return outcome if text is None or text == read_corpus(spec.text).facts["sha256"] else None
+    if on == "fake":
+        return outcome if then.backend == on else None
+    here = BACKENDS[on], _kind(links), read_corpus(spec.text).facts["sha256"]
+    return outcome if here == (then.backend, _kind(then.links), then.data.get("sha256")) else None
+
+
+def _kind(links: str) -> str:
+    """Without the reason, which tells no other kind of links."""
+    return links.partition(":")[0]
 
 
 @contextmanager

@@ -45,6 +45,11 @@ class Placement(Strict):
         return self._optim_tier
 
     @property
+    def parted(self) -> str | None:
+        """The key by which a part of the states lies elsewhere: neither in stages nor with experts."""
+        return "offload" if self.offload is not None else "resident" if self.resident else None
+
+    @property
     def meeting(self) -> Collective:
         """The collective in which replicas meet."""
         return SYNC_REDUCE if self.sync is None or self.sync.has_anchor else SYNC_SWAP

@@ -17,6 +17,7 @@ from lowband.spec.run_options import RunOptions
 from lowband.spec.schedule import Lists
 from lowband.spec.schedules import check_numbers, lists
 from lowband.spec.scheme import Scheme
+from lowband.spec.stages import blocks_of, first_blocks
 from lowband.spec.tiers import DEVICE, DISK, HOST
 
 
@@ -79,10 +80,8 @@ class RunSpec(RunOptions):
             )
         if DISK in self.scheme.tiers and (self.device == "fake" or self.is_in_stages):
             raise ValueError("states on a disk: neither on device fake nor in stages of a pipeline")
-        parted = "offload" if self.scheme.offload is not None else "resident"
-        if getattr(self.scheme, parted) and (
-            self.device == "fake" or self.is_in_stages or self.model.experts is not None
-        ):
+        parted = self.scheme.parted
+        if parted and (self.device == "fake" or self.is_in_stages or self.model.experts is not None):
             raise ValueError(
                 f"scheme '{self.scheme.name}': {parted} neither on device fake, nor in stages of a pipeline, "
                 "nor with experts"
@@ -192,6 +191,8 @@ class RunSpec(RunOptions):
                 where="recompute host",
                 allowed="softmax layers that are not compiled",
             )
+        if self.recompute_layers:
+            self._check_recomputed()
         if self.loss_chunks > self.micro_batch * self.seq_len:
             tokens = self.micro_batch * self.seq_len
             raise UserError(
@@ -199,6 +200,25 @@ class RunSpec(RunOptions):
                 where="loss_chunks",
                 allowed=f"at most {tokens}, the tokens of a pass",
             )
+
+    def _check_recomputed(self) -> None:
+        where = f"recompute_layers {self.recompute_layers}"
+        if self.recompute == "none":
+            raise UserError("recompute none", where=where, allowed="recompute full or host")
+        if self.context * self.expert > 1:
+            what = f"context {self.context}, expert {self.expert}"
+            raise UserError(what, where=where, allowed="neither of both axes")
+        try:
+            _ = self.recomputed
+        except UserError as error:
+            raise UserError(error.what, where=where, allowed=error.allowed) from None
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """The blocks, by number, that `recompute` is about."""
+        if self.recompute == "none":
+            return ()
+        return first_blocks(blocks_of(self.model, self.stages, self.layers), self.recompute_layers)
 
     def _check_tiers(self) -> None:
         """A machine that states its links' rates states those of the tiers that are used; what is on a disk
@@ -230,6 +250,8 @@ class RunSpec(RunOptions):
         stated = self.model_dump(
             mode="json", include=seen, exclude_defaults=True
         )  # so later options change none
+        stated["model"].pop("source", None)
+        stated["scheme"].pop("known_as", None)
         content = json.dumps({**stated, "machine": self.machine.hardware, "seed": self.seed}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

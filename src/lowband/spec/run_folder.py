@@ -28,6 +28,7 @@ class RunFolder:
         self.outcome = path / "outcome.json"
         self.checkpoints = path / "checkpoints"
         self.disk = path / "disk"
+        self.trained = path / "trained"  # Snakemake's sign that the outcome is there
         self.lock = path / "run.lock"
         self.batch_script = path / "job.sbatch"
 
@@ -43,6 +44,7 @@ class RunFolder:
         remove_unfinished(self.path)
         self.env.unlink(missing_ok=True)
         self.outcome.unlink(missing_ok=True)
+        self.trained.unlink(missing_ok=True)
         recorded = len(self.whole_steps())
         removed = self._remove_checkpoints(after=recorded)
         if not self.has_checkpoint:

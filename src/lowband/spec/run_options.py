@@ -21,7 +21,9 @@ class RunOptions(InStages):
     Among them are its axes.
     """
 
-    younger: ClassVar = ("schedule", "chunks", "layers", "compile", "loss_chunks", "fused_adamw")
+    younger: ClassVar = (
+        "schedule", "chunks", "layers", "compile", "loss_chunks", "fused_adamw", "recompute_layers",
+    )  # fmt: skip
 
     engine: Engine = "lowband"
     ranks: PositiveInt = Field(le=MOST_RANKS)
@@ -50,6 +52,9 @@ class RunOptions(InStages):
         default="none",
         description="full: of each block only the input is kept, and it computes twice; host: what it keeps "
         "waits in the host's memory",
+    )
+    recompute_layers: NonNegativeInt = Field(
+        default=0, description="of how many blocks, the first ones of each stage; 0: of all"
     )
     compute_dtype: Dtype = "fp32"
     reduce_dtype: Dtype = "fp32"

@@ -3,7 +3,7 @@ stage, and which stages have sums of gradients when.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from lowband.errors import UserError
 from lowband.spec.model import ModelSpec
@@ -29,6 +29,20 @@ def blocks_of(model: ModelSpec, stages: int, layers: Sequence[int] = ()) -> tupl
             allowed = f"at most {model.layers} stages"
         raise UserError(what, where=f"model '{model.name}'", allowed=allowed)
     return (model.layers // stages,) * stages
+
+
+def first_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
+    """Numbers of the first blocks of each stage. count: in all stages together; 0: all blocks
+
+    blocks: of each stage
+    Raises UserError for a count that is not equally many of each stage.
+    """
+    stages, starts = len(blocks), accumulate(blocks, initial=0)
+    if count % stages or count > stages * min(blocks):
+        what = f"{count} blocks are not equally many of each of {stages} stages"
+        raise UserError(what, allowed=f"multiples of {stages} to {stages * min(blocks)}")
+    each = [count // stages or size for size in blocks]
+    return tuple(start + i for start, size in zip(starts, each, strict=False) for i in range(size))
 
 
 def stage_modules(model: ModelSpec, blocks: Sequence[int]) -> list[list[str]]:

@@ -27,7 +27,7 @@ from lowband.model.gpt import GPT, on_ranks
 from lowband.spec.axes import Axes
 from lowband.spec.records import Sent
 from lowband.spec.run import RunSpec
-from lowband.spec.tiers import DISK, HOST, at
+from lowband.spec.tiers import DEVICE, DISK, HOST, at
 from lowband.trainers.trainer import Batch, Trainer, adamw, fingerprint_of
 
 
@@ -43,7 +43,8 @@ class Lowband(Trainer):
         if DISK in spec.scheme.tiers:
             of_step["disk"] = disk
         if spec.recompute == "host":
-            of_step["activations"] = HOST
+            kept = {model.blocks[i] for i in spec.recomputed}
+            of_step["activations"] = lambda block: HOST if block in kept else DEVICE
         if spec.is_in_stages:
             of_step = {"schedule": spec.schedule, "chunks": spec.chunks_each, "layers": spec.layers}
         self.model = on_ranks(

@@ -24,7 +24,7 @@ def prepare(spec: RunSpec, device: torch.device, disk: Path | None = None) -> Tr
     is_deferred = spec.engine == "lowband"
     with torch.device("meta") if is_deferred else device:
         recompute = "none" if spec.recompute == "host" else spec.recompute
-        model = GPT(spec.model, spec.seed, spec.attention, recompute, spec.loss_chunks)
+        model = GPT(spec.model, spec.seed, spec.attention, recompute, spec.loss_chunks, spec.recomputed)
     if spec.compile:
         model.compile_parts()
     if is_deferred:

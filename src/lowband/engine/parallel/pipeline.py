@@ -270,9 +270,9 @@ def _check_tiers(scheme: Scheme) -> None:
             level = getattr(scheme, key)
             what = f"{key} {level}@{DISK} in stages of a pipeline"
             raise UserError(what, where=f"scheme '{scheme.name}'", allowed=(level, f"{level}@{HOST}"))
-    if scheme.offload is not None:
-        what = "offload in stages of a pipeline"
-        raise UserError(what, where=f"scheme '{scheme.name}'", allowed="no offload")
+    if (parted := scheme.parted) is not None:
+        what = f"{parted} in stages of a pipeline"
+        raise UserError(what, where=f"scheme '{scheme.name}'", allowed=f"no {parted}")
 
 
 def _checked_loss(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:

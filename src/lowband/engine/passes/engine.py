@@ -237,10 +237,11 @@ def _schemes_of(
     schemes = [scheme_of(name, owner) for owner, name, _ in groups]
     check_schemes(scheme, schemes, levels)
     found = list(schemes)
+    for each in schemes:
+        if has_experts and (key := each.parted) is not None:
+            what = f"{key} of a module with experts"
+            raise UserError(what, where=f"scheme '{each.name}'", allowed=f"no {key}")
     for parted in {each for each in schemes if each.offload is not None}:
-        if has_experts:
-            where = f"scheme '{parted.name}'"
-            raise UserError("offload of a module with experts", where=where, allowed="no offload")
         places = [place for place, each in enumerate(schemes) if each == parted]
         shapes = [[tuple(getattr(*slot[0]).shape) for slot in groups[place][2]] for place in places]
         numels = [UnitLayout.of(of_unit, levels.world).numel for of_unit in shapes]

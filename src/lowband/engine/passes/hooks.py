@@ -65,11 +65,13 @@ class Hooks:
         meter: MemoryMeter,
     ) -> None:
         """unit_of: see SavedLeaves"""
-        on_host = KeptOnHost(ledger, meter) if options.activations == HOST else None
+        wrapped = [owner for owner in passes.units_of if owner is not passes.module]
+        are_on_host = {owner for owner in wrapped if options.activations_of(owner) == HOST}
+        on_host = KeptOnHost(ledger, meter, are_on_host) if are_on_host else None
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
         self._inputs, self._device = Inputs(options.compute_dtype), device
-        self._saved = SavedLeaves(passes.module, unit_of, self._before_use, on_host)
+        self._saved = SavedLeaves(unit_of, self._before_use, on_host)
         # The running forward, or the last one; of units that are called on their own, those until a backward.
         self._pass = Pass(trains=False, is_spent=True)
         self._running: list[nn.Module] = []  # owners whose forwards are running, outermost first

@@ -4,9 +4,11 @@ Copies run in the order of the caller's stream, so what is kept needs no other m
 """
 
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 
 import torch
+from torch import nn
 
 from lowband.engine.collectives.copies import room
 from lowband.engine.transport.ledger import Ledger
@@ -28,7 +30,9 @@ class Kept:
 class KeptOnHost:
     """The copies of one module's activations."""
 
-    def __init__(self, ledger: Ledger, meter: MemoryMeter) -> None:
+    def __init__(self, ledger: Ledger, meter: MemoryMeter, units: Collection[nn.Module]) -> None:
+        """units: modules whose activations they are, without those of units inside of them"""
+        self.units = units
         self._ledger, self._meter = ledger, meter
         # Copies end with their graph, anywhere and in any thread, perhaps inside of the meter's lock: the
         # meter hears of it from the next stash.

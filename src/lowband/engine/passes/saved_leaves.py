@@ -64,17 +64,15 @@ class SavedLeaves:
 
     def __init__(
         self,
-        module: nn.Module,
         unit_of: Mapping[int, Unit],
         before_use: Callable[[Unit, int], None],
         on_host: KeptOnHost | None,
     ) -> None:
         """unit_of:    units by the storage of their gathered weights, which they keep up to date
         before_use: called before saved weights are used, with their unit and version; gathers the unit
-        on_host:    where other tensors go that the module's units save, not the module itself; or None
+        on_host:    where other tensors go that some of the units save, not the module itself; or None
         """
         self.unit_of, self.before_use, self.on_host = unit_of, before_use, on_host
-        self._module = module
         self._entered = threading.local()
 
     def enter(self, owner: nn.Module) -> None:
@@ -90,10 +88,10 @@ class SavedLeaves:
         self._stack().append((owner, pushed))
 
     @property
-    def is_in_unit(self) -> bool:
-        """Whether the forward of a unit is running in this thread, and not only the module's."""
+    def keeps_on_host(self) -> bool:
+        """Whether the innermost forward that runs in this thread is of a unit whose activations go there."""
         stack = self._stack()
-        return bool(stack) and stack[-1][0] is not self._module
+        return self.on_host is not None and bool(stack) and stack[-1][0] in self.on_host.units
 
     def leave(self, owner: nn.Module) -> None:
         """Called after every forward, also after one that raised, perhaps before `enter`."""
@@ -152,7 +150,7 @@ class _Hooks:
                 return packed if local is None else _Around(SeenAs.of(tensor), packed)
         if self._outer is not None:
             return self._outer[0](tensor)
-        if self.of.on_host is not None and self.of.is_in_unit and type(tensor) is torch.Tensor:
+        if self.of.on_host is not None and self.of.keeps_on_host and type(tensor) is torch.Tensor:
             return self.of.on_host.stash(tensor)
         # Detached, because a node must not refer to its own output.
         return tensor.detach() if tensor.requires_grad else tensor, tensor._version

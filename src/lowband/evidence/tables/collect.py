@@ -57,11 +57,12 @@ def collect(runs: list[Path], out: Path) -> None:
     """Write the raw tables of the run folders into `out`, in the order given.
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
-    not a run, for a run that is there twice, for one that ended ok but lacks the record of a step or whose
-    spec has changed since; then no table is written.
+    not a run, for a run that is there twice, for one that ended ok but lacks the record of a step, whose
+    spec has changed since or whose repeat had another text; then no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
     folders: dict[str, Path] = {}  # by the id of their runs
+    texts: dict[Any, tuple[Any, Path]] = {}  # by point
     closed: dict[Any, Any] = {}  # closed forms, which repeats of a point share
     with writing_whole(out / "steps.csv") as file:
         file.write(_csv([*KEYS, *COLUMNS["steps"]]))
@@ -74,7 +75,15 @@ def collect(runs: list[Path], out: Path) -> None:
                 raise UserError(f"run {spec.run_id} again", where=path, allowed=f"once: it is in {earlier}")
             is_ok = outcome.status == "ok"
             steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
-            tables["runs"].append(keys | options | _run(spec, outcome, steps) | _environment(folder))
+            environment = _environment(folder)
+            if is_ok:
+                text, first = texts.setdefault(options["point"], (environment["data_sha256"], path))
+                if text != environment["data_sha256"]:
+                    allowed = f"that of {first}; runs of another one have to be taken again"
+                    raise UserError(
+                        f"is of another text: {spec.text} has changed", where=path, allowed=allowed
+                    )
+            tables["runs"].append(keys | options | _run(spec, outcome, steps) | environment)
             file.writelines(_step_lines(spec, outcome, _csv(keys.values()).rstrip("\n"), steps))
             found: dict[str, Iterator[Row]] = {}
             if is_ok:
@@ -87,7 +96,8 @@ def collect(runs: list[Path], out: Path) -> None:
                 if states_of not in closed:
                     closed[states_of] = held_bytes(spec, *states_of[1:])
                 found["bytes"] = _bytes(spec, outcome, closed[point])
-                found["states"] = _states(held, closed[states_of])
+                if held:  # an attempt that took no step has measured none
+                    found["states"] = _states(held, closed[states_of])
             for name, rows in found.items():  # tuples, which take a fifth of a dictionary's memory
                 tables[name] += [(*keys.values(), *map(row.__getitem__, COLUMNS[name])) for row in rows]
     for name, whole in tables.items():

@@ -3,8 +3,8 @@
 A plan whose first row recomputes nothing, lies on the device and surely fits needs neither, and has neither:
 both only cost time.
 
-    layers  recomputed of each stage: 1 to all but one, at most seven numbers, evenly; and every n-th of a
-            rank's, n at most 8, as torchtitan does
+    layers  recomputed of each stage, or with activations on the host: 1 to all but one, at most seven
+            numbers, evenly; and every n-th of a rank's, n at most 8, as torchtitan does
     host    the optimizer's states on the host, with every kind of recomputation, of a machine that states how
             fast its host updates them
 """
@@ -41,9 +41,12 @@ def relieved(base: Workload, recompute: Sequence[Recompute], fits: bool) -> Iter
 
     fits: whether anything does; else nothing does that recomputes some layers in place of all
     """
-    layers = in_parts(base.model, base.axes) if fits and {"none", "full"} <= {*recompute} else []
-    partly = [base.varied(recompute="full", recomputed=n / base.model.layers) for n in layers]
+    layers = in_parts(base.model, base.axes) if fits and "none" in recompute else []
+    parts = [n / base.model.layers for n in layers]
+    partly = [base.varied(recompute="full", recomputed=part) for part in parts if "full" in recompute]
     yield from partly
+    if "host" in recompute and _keeps_on_host(base):
+        yield from (base.varied(recompute="host", recomputed=part) for part in parts)
     host = base.machine.tiers.get("host")
     if host is None or host.update_gigabytes_per_s is None:
         return
@@ -55,9 +58,12 @@ def relieved(base: Workload, recompute: Sequence[Recompute], fits: bool) -> Iter
 def kinds(base: Workload, recompute: Sequence[Recompute]) -> list[Workload]:
     """The job with each kind of recomputation. A fused kernel keeps no scores to recompute, and activations
     are kept on the host where the machine states its rates and a run could keep them there."""
-    has_host = "host" in base.machine.tiers and base.can_keep_on_host
-    possible = {"selective": base.stack.attention == "plain", "host": has_host}
+    possible = {"selective": base.stack.attention == "plain", "host": _keeps_on_host(base)}
     tried = [each for each in recompute if possible.get(each, True)]
     if base.lora is not None:  # with which not every kind is predicted
         return [replace(base, recompute=each) for each in tried]
     return [base.varied(recompute=each) for each in tried]
+
+
+def _keeps_on_host(base: Workload) -> bool:
+    return "host" in base.machine.tiers and base.can_keep_on_host

@@ -9,10 +9,11 @@ operator).
 
 Of some layers' recomputation: Megatron-LM's `--recompute-method block` is about the first
 `--recompute-num-layers` of each stage; torchtitan's `selective_ac_option` may be a number n, of every n-th
-layer that a process builds; llm-foundry's `activation_checkpointing_target` names any blocks. Of states on
-the host: Megatron-LM's `--optimizer-cpu-offload`, which needs its distributed optimizer, with
-`--optimizer-offload-fraction`; DeepSpeed's `offload_optimizer`, and in stage 3 its `ratio`, its `nvme` and
-`offload_param`; torchtitan's `enable_cpu_offload`, of weights and all; ours in the scheme.
+layer that a process builds; llm-foundry's `activation_checkpointing_target` names any blocks; our
+`recompute_layers` is Megatron-LM's. Of states on the host: Megatron-LM's `--optimizer-cpu-offload`, which
+needs its distributed optimizer, with `--optimizer-offload-fraction`; DeepSpeed's `offload_optimizer`, and in
+stage 3 its `ratio`, its `nvme` and `offload_param`; torchtitan's `enable_cpu_offload`, of weights and all;
+ours in the scheme.
 
 Of attention along context: Megatron-LM's `--cp-comm-type` has all ways, and `a2a+p2p` for two; that of
 DeepSpeed-Ulysses is by heads; torchtitan's `context_parallel_rotate_method` is torch's, `alltoall` for a ring
@@ -213,6 +214,7 @@ OURS: Final = Software(
     "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
     offloads=_of_ours_in_tiers, routes=frozenset(get_args(Route)), copies=True,
     optimizers=frozenset({"adamw", "muon"}),
+    partial=lambda job: job.lora is None and layers_of_stage(job) > 0,
 )  # fmt: skip
 SOFTWARE: Final = (
     Software(

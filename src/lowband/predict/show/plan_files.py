@@ -26,9 +26,6 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
     job = best.job
     if job.machine.name not in config.clusters:
         raise UserError(f"no cluster '{job.machine.name}' for a suite", where=config.clusters_folder)
-    if job.recomputed < 1:
-        what = "a run recomputes all layers or none, and the first row some"
-        raise UserError(what, where="--write", allowed="--software lowband")
     if (job.stack.products, job.stack.optimizer) != ("bf16", "adamw"):
         what = f"products {job.stack.products}, optimizer {job.stack.optimizer}"
         raise UserError(f"{what}: a run has bf16 and adamw", where="--write", allowed="neither option")
@@ -45,10 +42,11 @@ def write(best: Candidate, name: str, config: Config) -> list[Path]:
         f"found by lowband plan for {job.model.name} on {job.ranks} ranks of {job.machine.name}, "
         f"stack {job.stack.name}, {', '.join(f'{key} {value}' for key, value in ways.items())}"
     )
+    some = {"recompute_layers": round(job.recomputed * job.model.layers)} if job.recomputed < 1 else {}
     fixed = {
         "model": job.model.name, "scheme": name, "ranks": job.ranks, "micro_batch": best.micro_batch,
         "accumulation": best.accumulation, **ways, "seq_len": job.seq_len,
-        "recompute": job.recompute, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
+        "recompute": job.recompute, **some, "steps": STEPS, "warmup_steps": WARMUP_STEPS,
         "compute_dtype": job.compute_dtype, "reduce_dtype": job.stack.reduce_dtype,
     }  # fmt: skip
     purpose = f"what lowband plan found for {job.model.name} on {job.machine.name}"
