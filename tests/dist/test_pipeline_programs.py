@@ -1,7 +1,8 @@
 """Small programs beside stages: what modules do to weights under a split schedule, and what losses take."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ class Recomputing(nn.Module):
         return checkpoint(self.branch, x, use_reentrant=False)
 
 
+class CalledAgain(nn.Linear):
+    """Recomputes its whole call, hooks and all, reentrantly, as Hugging Face's layers do."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().__call__, x, use_reentrant=True)
+
+
 class Hooked(nn.Linear):
     """Halves the gradient of its weight."""
 
@@ -56,16 +64,21 @@ class Mapped(nn.Module):
 INNER = [Recomputing, lambda: Hooked(D, D), Mapped]
 
 
-def modules() -> list[nn.Module]:
+Makes = Sequence[Callable[[], nn.Module]]
+
+
+def modules(inner: Makes) -> list[nn.Module]:
     embed, head = chain(0)
     torch.manual_seed(2)
-    return [embed, *(make() for make in INNER), *(make() for make in INNER), head]
+    return [embed, *(make() for make in inner), *(make() for make in inner), head]
 
 
-def gradients(schedule: str) -> tuple[int, dict[str, torch.Tensor]]:
+def gradients(schedule: str, inner: Makes = INNER) -> tuple[int, dict[str, torch.Tensor]]:
     """How many linear layers have put their weights' gradients off; all gradients."""
     topology, late = lowband.Topology({}, Axes(pipeline=2)), []
-    pipe = lowband.Pipeline(modules(), loss_of, "zero3", topology, 3, schedule, compute_dtype=torch.float32)
+    pipe = lowband.Pipeline(
+        modules(inner), loss_of, "zero3", topology, 3, schedule, compute_dtype=torch.float32
+    )
     run = Deferred.run
     Deferred.run = lambda self: (late.append(len(self._factors)), run(self))
     pipe.step(batches(0, 0, 3))
@@ -73,8 +86,8 @@ def gradients(schedule: str) -> tuple[int, dict[str, torch.Tensor]]:
     return sum(late), {n: grads[n].view(p.shard_of.shape) for n, p in pipe.named_parameters()}
 
 
-def gradients_alone() -> dict[str, torch.Tensor]:
-    model = nn.Sequential(*modules())
+def gradients_alone(inner: Makes = INNER) -> dict[str, torch.Tensor]:
+    model = nn.Sequential(*modules(inner))
     for x, y in batches(0, 0, 3):
         loss_of(model(x), y).backward()
     return {name: p.grad for name, p in model.named_parameters()}
@@ -88,6 +101,17 @@ def test_a_split_backward_of_weights_with_hooks_of_own_checkpoints_and_of_transf
     assert both.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(both[name], grad, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_calls_that_are_recomputed_reentrantly(schedule: str) -> None:
+    inner = [partial(CalledAgain, D, D)] * 2
+    parts = [grads for _, grads in on_ranks(2, gradients, schedule, inner)]
+    [expected] = on_ranks(1, gradients_alone, inner)
+    assert parts[0].keys() | parts[1].keys() == expected.keys()
+    for name, grad in expected.items():
+        got = parts[0].get(name, parts[1].get(name))
+        torch.testing.assert_close(got, grad, rtol=1e-6, atol=1e-7)
 
 
 # ---- losses that take what is not handed on
