@@ -46,12 +46,13 @@ BASE = _FIRST.model_copy(
 
 
 def base_of(option: str) -> RunSpec:
-    """BASE; in stages where the option is of them, with experts where it is of these."""
+    """BASE; in stages, with experts or with recomputation where the option is of them."""
     in_stages = {"pipeline": 2, "model": BASE.model.model_copy(update={"layers": 4})}
     expert = 16 if option == "route_parts" else 2  # none of which zero3 divides
     mixed = {"expert": expert, "model": BASE.model.model_copy(update={"experts": 2 * expert})}
     of_experts = mixed if option in ("expert", "route", "route_parts", "copies") else {}
-    return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else of_experts)
+    recomputing = {"recompute": "full"} if option == "recompute_layers" else of_experts
+    return BASE.model_copy(update=in_stages if option in ("schedule", "chunks", "layers") else recomputing)
 
 
 # What tables compare runs by, so that these are looked at alone.
@@ -78,6 +79,7 @@ def values(option: str) -> st.SearchStrategy[Any]:
         "layers": st.sampled_from([(1, 3), (3, 1)]),
         "expert": st.sampled_from([1, 4]),
         "copies": st.integers(1, 4),
+        "recompute_layers": st.integers(1, BASE.model.layers - 1),
         "context_attention": st.sampled_from(["gather", "heads"]),
         "machine": st.sampled_from(
             [BASE.machine.with_outer_link(2), BASE.machine.model_copy(update={"name": "other"})]
