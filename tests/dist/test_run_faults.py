@@ -12,7 +12,7 @@ import pytest
 import torch
 from started import MODEL, begun, both_ended, ended, killed, launched, spec_file
 
-from lowband.box.network import OWN, PLAIN
+from lowband.box.network import OWN, PLAIN, SHAPED
 from lowband.errors import UserError
 from lowband.run import train as module
 from lowband.run import training_loop as loop
@@ -253,6 +253,15 @@ def test_a_run_that_has_ended_well_is_left_as_it_is(
     assert not folder.trained.exists()  # Snakemake's, of the run whose rows are lost
     assert train(path, links=f"{OWN}: another reason") == again
     assert train(path, links=PLAIN) != again and Environment.read_json(folder.env).links == PLAIN
+    by = Environment.read_json(folder.env)
+    for made, here in (
+        ({"backend": "nccl"}, "nccl, and here is gloo"),
+        ({"links": SHAPED}, f"{SHAPED}, and here is {PLAIN}"),
+    ):
+        folder.write_environment(by.model_copy(update=made))
+        with pytest.raises(UserError, match=f"has ended on {here} .allowed: lowband train --again"):
+            train(path, links=PLAIN)
+    folder.write_environment(by)
     spec_file(tmp_path, **{**STEPS, "steps": 11})
     assert train(path).steps == 11
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from report_runs import ok_outcome, smoke_specs, write_failure, write_run, write_softmax
 
+from lowband.box.network import PLAIN, SHAPED
 from lowband.errors import UserError
 from lowband.evidence.tables.build import write_table
 from lowband.evidence.tables.collect import _warmup, collect, means_of
@@ -225,21 +226,24 @@ def test_doubled_or_missing_steps_never_reach_a_table(tmp_path: Path, change, me
     assert not (tmp_path / "out").exists()
 
 
-def test_repeats_of_different_texts_are_refused(tmp_path: Path) -> None:
+def test_repeats_of_different_texts_or_links_are_refused(tmp_path: Path) -> None:
     """As of one that was trained again behind a change of the file."""
     first = smoke_specs()[0]
     again = {"run_id": f"{first.run_id}-again", "repeat": first.repeat + 1, "seed": first.seed + 1}
     second = first.model_copy(update=again)
     folders = [write_run(tmp_path, spec, 1, 5) for spec in (first, second)]
     collect(folders, tmp_path)
-    for folder, text in zip(map(RunFolder, folders), ("a", "b"), strict=True):
-        read = Environment.read_json(folder.env)
-        folder.write_environment(read.model_copy(update={"data": {"sha256": text}}))
-    with pytest.raises(
-        UserError, match=f"{folders[1]}: is of another text: {first.text} has changed .allowed: that of "
+    made = [(folder, Environment.read_json(folder.env)) for folder in map(RunFolder, folders)]
+    for change, said in (
+        ({"data": [{"sha256": "a"}, {"sha256": "b"}]}, f"is of another text: {first.text} has changed"),
+        ({"links": [SHAPED, f"{PLAIN}: no root"]}, f"has other links than a repeat of it: {PLAIN}"),
     ):
-        collect(folders, tmp_path / "never")
-    assert not (tmp_path / "never" / "runs.csv").exists()
+        [(name, values)] = change.items()
+        for (folder, read), value in zip(made, values, strict=True):
+            folder.write_environment(read.model_copy(update={name: value}))
+        with pytest.raises(UserError, match=f"{folders[1]}: {said} .allowed: as {folders[0]}; one of both"):
+            collect(folders, tmp_path / "never")
+        assert not (tmp_path / "never" / "runs.csv").exists()
 
 
 def test_a_folder_without_a_spec_is_refused(tmp_path: Path) -> None:

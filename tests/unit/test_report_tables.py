@@ -33,9 +33,12 @@ def test_scaling_names_its_base(tables: Path) -> None:
 
 
 def test_a_table_is_made_again_where_what_it_imports_changes() -> None:
-    assert "tables/derived/box.py" in code_of("box_ratios")
-    assert {"tables/derived/wan_losses.py", "tables/derived/convergence.py"} <= {*code_of("delays")}
-    assert code_of("joined") == ["tables/tables.yaml", "tables/view.py"]
+    assert "evidence/tables/derived/box.py" in code_of("box_ratios")
+    derived = "evidence/tables/derived"
+    assert {f"{derived}/wan_losses.py", f"{derived}/convergence.py"} <= {*code_of("delays")}
+    assert {"evidence/validation/products.py", "cost/products.py"} <= {*code_of("products")}
+    assert "evidence/validation/__init__.py" in code_of("accuracy")  # of a package, by its name
+    assert code_of("joined") == ["evidence/tables/tables.yaml", "evidence/tables/view.py"]
 
 
 def test_flops_name_their_convention(tables: Path) -> None:

@@ -67,6 +67,22 @@ def test_a_step_that_goes_another_way_leaves_nothing_useless() -> None:
         assert found[-3:] == [3 - capacity] * 3, (capacity, found)
 
 
+def test_two_optimizers_in_turns() -> None:
+    """What is renewed amid a step stays behind it, where there is room."""
+    order: list[tuple[int, Access]] = [(0, "new"), (1, "new"), (2, "forward"), (3, "forward")]
+    order += [(3, "backward"), (2, "backward"), (1, "backward"), (0, "forward"), (1, "forward")]
+    order += [(2, "new"), (3, "new"), (3, "backward"), (2, "backward"), (1, "backward")]
+    assert sum(fetched(order, [1] * 4, 4).values()) == 0
+    for capacity in range(4):
+        assert sum(fetched(order, [1] * 4, capacity).values()) == steady(order, capacity)
+
+
+def steady(order: list[tuple[int, Access]], capacity: int) -> int:
+    """The least of a step among others."""
+    twice, thrice = (least(order * count, capacity) for count in (2, 3))
+    return thrice - twice
+
+
 def test_orders_of_other_models() -> None:
     rng = random.Random(0)
     for _ in range(40):

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from lowband.model.data import read_corpus
 from lowband.run.several import end_of_job, has_ended, run_several
 from lowband.spec.files import write_whole
-from lowband.spec.records import Outcome
+from lowband.spec.records import Environment, Outcome
 from lowband.spec.run_folder import RunFolder
 from tests.checkout import CONFIG
 
@@ -173,6 +174,12 @@ def test_a_run_has_ended_if_what_was_trained_is_what_the_spec_asks_for(folders: 
         write_whole(folder.spec, written.to_json())  # later than the outcome
         assert has_ended(folder)
     assert not has_ended(folder, other) and not has_ended(folder, spec.model_copy(update={"seed": 77}))
+    for sum_of_text, is_of_it in (("another", False), (read_corpus(spec.text).facts["sha256"], True)):
+        data = {"sha256": sum_of_text}
+        folder.write_environment(
+            Environment(commit="", dirty=False, hosts=(), device="", versions={}, variables={}, data=data)
+        )
+        assert has_ended(folder) == is_of_it
     folder.outcome.unlink()
     folder.write_outcome(Outcome(status="timeout", steps=3))
     assert has_ended(folder)

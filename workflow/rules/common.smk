@@ -142,7 +142,7 @@ def table_sources(wildcards):
 
 
 def code_files(table):
-    return [f"src/lowband/evidence/{file}" for file in code_of(table)]
+    return [f"src/lowband/{file}" for file in code_of(table)]
 
 
 def table_code(wildcards):

@@ -27,6 +27,11 @@ MACHINE = STATE / "machine.json"  # the machine whose box it is; written when th
 Links = Literal["auto", "private", "plain", "here"]
 
 
+def kind_of(links: str) -> str:
+    """Without the reason, which tells no other kind of links."""
+    return links.partition(":")[0]
+
+
 def connect(spec: RunSpec, wish: Links) -> str:
     """Make or find the links of a run; returns their description, for the record.
 

@@ -36,9 +36,9 @@ class Residents(Generic[Chunk]):
         self.capacity = capacity
         self._sizes: dict[Chunk, int] = {}  # of those that are there
         self._needed: dict[Chunk, int] = {}  # when they are accessed next, by place in the step
-        self._seen: list[Chunk] = []  # in this step
+        self._seen: list[tuple[Chunk, bool]] = []  # in this step, and whether with new values
         self._new: set[Chunk] = set()  # of these
-        self._order: list[Chunk] = []  # in the one before
+        self._order: list[tuple[Chunk, bool]] = []  # in the one before
         self._next: list[int] = []  # by place in that
         self._follows = False  # whether this step is as the one before, so far
 
@@ -50,8 +50,8 @@ class Residents(Generic[Chunk]):
         if is_new:
             self._new.add(chunk)
         place = len(self._seen)
-        self._seen.append(chunk)
-        self._follows &= place < len(self._order) and self._order[place] == chunk
+        self._seen.append((chunk, is_new))
+        self._follows &= place < len(self._order) and self._order[place][0] == chunk
         was_there = chunk in self._sizes and not is_new
         needed = self._next[place] if self._follows else place
         self._sizes.pop(chunk, None)
@@ -71,21 +71,16 @@ class Residents(Generic[Chunk]):
         return Found(was_there, True, tuple(left))
 
     def _begin_step(self) -> None:
-        renewed, self._new = self._new, set()
+        self._new = set()
         self._order, self._seen, self._follows = self._seen, [], bool(self._seen)
-        first: dict[Chunk, int] = {}
-        for place in reversed(range(len(self._order))):
-            first[self._order[place]] = place
-        following = {
-            chunk: NEVER if chunk in renewed else len(self._order) + place for chunk, place in first.items()
-        }
+        first: dict[Chunk, int] = {}  # use of what a chunk has at the beginning of a step
+        for place, (chunk, is_new) in reversed([*enumerate(self._order)]):
+            first[chunk] = NEVER if is_new else place
+        self._needed = {chunk: first.get(chunk, NEVER) for chunk in self._sizes}
+        following = {chunk: min(NEVER, len(self._order) + place) for chunk, place in first.items()}
         self._next = [0] * len(self._order)
-        for place in reversed(range(len(self._order))):
-            chunk = self._order[place]
-            self._next[place], following[chunk] = following[chunk], place
-        self._needed = {
-            chunk: NEVER if chunk in renewed else first.get(chunk, NEVER) for chunk in self._sizes
-        }
+        for place, (chunk, is_new) in reversed([*enumerate(self._order)]):
+            self._next[place], following[chunk] = following[chunk], NEVER if is_new else place
 
 
 Access = Literal["new", "forward", "backward"]

@@ -39,6 +39,7 @@ class ResidentWeights:
 
     def renew(self, shard: Hashable, values: torch.Tensor) -> None:
         """New values, on the device; a copy of them may stay."""
+        self._tensors.pop(shard, None)  # there is no room for both
         found = self._residents.access(shard, values.nbytes, is_new=True)
         self._leave(found, shard)
         if found.stays:

@@ -244,7 +244,8 @@ def held_alike(job: Workload, blocks: int, tokens: Num, kept: Kept) -> Num:
         in_blocks: Num = 0.0
         for held, late in most_held(axes.row, axes.pipeline, axes.chunks):
             of_rank = np.minimum(job.accumulation, held) * kept.block
-            in_blocks = np.maximum(in_blocks, of_rank + np.minimum(job.accumulation, late) * kept.working)
+            waiting = np.minimum(job.accumulation, late) * job.recomputed
+            in_blocks = np.maximum(in_blocks, of_rank + waiting * kept.working)
         return tokens * blocks * in_blocks
     most, _ = most_held(axes.row, axes.pipeline, axes.chunks)[0]
     in_flight = job.accumulation if job.order == "breadth" else np.minimum(job.accumulation, most)

@@ -14,12 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from lowband.errors import UserError
+from lowband.model.data import read_corpus
 from lowband.run.ending import exit_code, report
 from lowband.spec.files import write_whole
-from lowband.spec.records import Outcome
+from lowband.spec.records import Environment, Outcome
 from lowband.spec.run import RunSpec
 from lowband.spec.run_folder import RunFolder
 
@@ -35,10 +38,26 @@ def has_ended(folder: RunFolder, spec: RunSpec | None = None) -> bool:
     if outcome is None or exit_code(outcome, folder):
         return False
     if outcome.of and outcome.status != "timeout":
-        return outcome.of == (spec or RunSpec.read_json(folder.spec)).training_sum
+        given = spec or RunSpec.read_json(folder.spec)
+        is_kept = outcome.status != "ok" or not _text_changed(folder, given)
+        return outcome.of == given.training_sum and is_kept
     if spec is not None and folder.spec.read_text() != spec.to_json():  # which is written before it runs
         return False
     return folder.outcome.stat().st_mtime_ns >= folder.spec.stat().st_mtime_ns
+
+
+def _text_changed(folder: RunFolder, spec: RunSpec) -> bool:
+    """Since the run; not where it, or the text, is unknown."""
+    try:
+        then = Environment.read_json(folder.env).data.get("sha256")
+        return then is not None and then != _sum_of(spec.text)
+    except UserError:
+        return False
+
+
+@cache
+def _sum_of(text: str) -> str | int | float:
+    return read_corpus(text).facts["sha256"]
 
 
 def run_several(launch: Sequence[str], folders: Sequence[Path], logs: Path, ends: float) -> list[str]:

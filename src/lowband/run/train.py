@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # every optimizer's first step imports it; so import it once, before forking the ranks
 import torch.distributed as dist
 
-from lowband.box.network import OWN, SHAPED
+from lowband.box.network import OWN, PLAIN, SHAPED, kind_of
 from lowband.engine.transport.consistency import check_same
 from lowband.errors import UserError
 from lowband.kernels import flash_attention
@@ -106,6 +106,7 @@ def _ended_before(spec: RunSpec, folder: RunFolder, links: str, on: str) -> Outc
     """The outcome of the same run, on such devices and links, if it has ended well.
 
     It is the same on all ranks: none of them changes it.
+    Raises UserError for one that devices or a box's links have made which are missing here.
     """
     outcome = folder.read_outcome()
     if outcome is None or (outcome.status, outcome.of) != ("ok", spec.training_sum):
@@ -116,13 +117,13 @@ def _ended_before(spec: RunSpec, folder: RunFolder, links: str, on: str) -> Outc
         return None
     if on == "fake":
         return outcome if then.backend == on else None
-    here = BACKENDS[on], _kind(links), read_corpus(spec.text).facts["sha256"]
-    return outcome if here == (then.backend, _kind(then.links), then.data.get("sha256")) else None
-
-
-def _kind(links: str) -> str:
-    """Without the reason, which tells no other kind of links."""
-    return links.partition(":")[0]
+    made, here = (then.backend, kind_of(then.links)), (BACKENDS[on], kind_of(links))
+    for before, now in zip(made, here, strict=True):
+        if (before, now) in ((BACKENDS["cuda"], BACKENDS["cpu"]), (SHAPED, PLAIN)):
+            what = f"has ended on {before}, and here is {now}"
+            raise UserError(what, where=folder.path, allowed="lowband train --again, which erases it")
+    is_same = made == here and then.data.get("sha256") == read_corpus(spec.text).facts["sha256"]
+    return outcome if is_same else None
 
 
 @contextmanager

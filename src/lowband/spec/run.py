@@ -208,6 +208,8 @@ class RunSpec(RunOptions):
         if self.context * self.expert > 1:
             what = f"context {self.context}, expert {self.expert}"
             raise UserError(what, where=where, allowed="neither of both axes")
+        if 0 < self.model.linear_layers < self.model.layers:
+            raise UserError("blocks of two kinds", where=where, allowed="0: all of them")
         try:
             _ = self.recomputed
         except UserError as error:

@@ -35,9 +35,11 @@ def first_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
     """Numbers of the first blocks of each stage. count: in all stages together; 0: all blocks
 
     blocks: of each stage
-    Raises UserError for a count that is not equally many of each stage.
+    Raises UserError for a count that is not equally many of each stage, or of stages of unequal length.
     """
     stages, starts = len(blocks), accumulate(blocks, initial=0)
+    if count and len(set(blocks)) > 1:
+        raise UserError(f"stages of {list(blocks)} blocks", allowed="stages of equally many")
     if count % stages or count > stages * min(blocks):
         what = f"{count} blocks are not equally many of each of {stages} stages"
         raise UserError(what, allowed=f"multiples of {stages} to {stages * min(blocks)}")

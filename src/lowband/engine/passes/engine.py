@@ -14,6 +14,7 @@ from lowband.engine.collectives.collectives import Collectives
 from lowband.engine.options import Options
 from lowband.engine.passes.alike import check_drawn, with_initial
 from lowband.engine.passes.hooks import Hooks
+from lowband.engine.passes.kept_on_host import KeptOnHost
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.places import Places
 from lowband.engine.replicas.replicas import Replicas
@@ -36,6 +37,7 @@ from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.partition import UnitLayout
 from lowband.spec.scheme import Scheme
+from lowband.spec.tiers import HOST
 
 Group = tuple[nn.Module, str, list[list[Slot]]]  # of a unit: its owner, its name, its parameters' places
 
@@ -68,6 +70,8 @@ class Engine:
         groups = divide(module, wrap)
         self.axis, self.experts = axis, (experts := along_experts(module))
         schemes = _schemes_of(groups, scheme, scheme_of, axis.levels, experts is not None)
+        wrapped = {owner for owner, *_ in groups if owner is not module}
+        on_host = {owner for owner in wrapped if options.activations_of(owner) == HOST}
         if experts is not None:
             experts.check(schemes)
         placed = [(name, of_unit) for (_, name, _), of_unit in zip(groups, schemes, strict=True)]
@@ -108,7 +112,8 @@ class Engine:
         )
         parts = module, self.units, self.units_of, axis, self.tensor
         self.passes = Passes(*parts, at_boundary=lambda: self.sync)
-        self._hooks = Hooks(self.passes, unit_of, options, self.device, self.ledger, self.meter)
+        kept = KeptOnHost(self.ledger, self.meter, on_host) if on_host else None
+        self._hooks = Hooks(self.passes, unit_of, options, self.device, kept)
         self.replicas = None if scheme.sync is None else Replicas(scheme.sync, self.units, self.lanes)
         self._places = Places(module, self.units)
         module.zero_grad = self._zero_grad  # type: ignore[method-assign]

@@ -42,14 +42,11 @@ from lowband.engine.passes.kept_on_host import KeptOnHost
 from lowband.engine.passes.nested import differentiable
 from lowband.engine.passes.passes import Passes
 from lowband.engine.passes.saved_leaves import SavedLeaves
-from lowband.engine.transport.ledger import Ledger
-from lowband.engine.transport.meter import MemoryMeter
 from lowband.engine.units.copied import raised_here
 from lowband.engine.units.state_dict import refuse_state_dicts
 from lowband.engine.units.states import UnitState
 from lowband.engine.units.unit import Unit
 from lowband.errors import UserError
-from lowband.spec.tiers import HOST
 
 
 class Hooks:
@@ -61,13 +58,9 @@ class Hooks:
         unit_of: dict[int, Unit],
         options: Options,
         device: torch.device,
-        ledger: Ledger,
-        meter: MemoryMeter,
+        on_host: KeptOnHost | None,
     ) -> None:
-        """unit_of: see SavedLeaves"""
-        wrapped = [owner for owner in passes.units_of if owner is not passes.module]
-        are_on_host = {owner for owner in wrapped if options.activations_of(owner) == HOST}
-        on_host = KeptOnHost(ledger, meter, are_on_host) if are_on_host else None
+        """unit_of, on_host: see SavedLeaves"""
         self._passes, self._backward = passes, passes.backward
         self._module, self._units_of = passes.module, passes.units_of
         self._inputs, self._device = Inputs(options.compute_dtype), device

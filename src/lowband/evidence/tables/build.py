@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,8 @@ from lowband.spec.csv_tables import made_of, read_benchmark, read_table, write_c
 OF_MACHINES = {raw: name for name in RULES for raw in BENCHMARKS[name].tables}
 SUITE_OF = {name: table.suite for name, table in TABLES.items() if table.suite is not None}
 THIS_MACHINE = "local"
-EVIDENCE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
+OF_NUMBERS = ("evidence", "cost", "predict")  # parts of the package whose formulas tables use
 
 
 def is_made_by(suites: Iterable[str], suite: str) -> bool:
@@ -94,24 +96,31 @@ def builder(name: str) -> Callable[..., pd.DataFrame]:
 
 
 def code_of(name: str) -> list[str]:
-    """The files below lowband/evidence whose change calls for a new table."""
+    """The files below src/lowband whose change calls for a new table."""
     if TABLES[name].view is not None:
-        return ["tables/tables.yaml", "tables/view.py"]
+        return ["evidence/tables/tables.yaml", "evidence/tables/view.py"]
     module = TABLES[name].place[0].replace(".", "/")
-    return sorted({"tables/derived/__init__.py", "tables/points.py", *_with_imports(f"{module}.py")})
+    always = {"evidence/tables/derived/__init__.py", "evidence/tables/points.py"}
+    return sorted(always | _with_imports(f"evidence/{module}.py"))
 
 
 def _with_imports(file: str) -> set[str]:
-    """A file below lowband/evidence and those there that it imports, directly or by another one."""
-    found, waiting = set[str](), [file]
+    """A file and those of OF_NUMBERS that it imports, directly or by another one."""
+    found, waiting = set[str](), {file}
     while waiting:
         found.add(file := waiting.pop())
-        for node in ast.walk(ast.parse((EVIDENCE / file).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowband.evidence."):
-                base = (node.module or "").removeprefix("lowband.evidence.").replace(".", "/")
-                of = [f"{base}.py", *(f"{base}/{each.name}.py" for each in node.names)]
-                waiting += [path for path in of if (EVIDENCE / path).is_file() and path not in found]
+        waiting |= _imports_of(file) - found
     return found
+
+
+@cache
+def _imports_of(file: str) -> frozenset[str]:
+    found = set[str]()
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowband."):
+            base = (node.module or "").removeprefix("lowband.").replace(".", "/")
+            found |= {f"{base}.py", f"{base}/__init__.py", *(f"{base}/{each.name}.py" for each in node.names)}
+    return frozenset(each for each in found if each.startswith(OF_NUMBERS) and (PACKAGE / each).is_file())
 
 
 def write_table(name: str, tables_dir: Path, out_dir: Path | None = None, root: Path = Path()) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lowband.box.network import kind_of
 from lowband.cost.contents import step_bytes
 from lowband.cost.flops import model_flops_per_token
 from lowband.cost.held import held_bytes
@@ -58,11 +59,12 @@ def collect(runs: list[Path], out: Path) -> None:
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
     not a run, for a run that is there twice, for one that ended ok but lacks the record of a step, whose
-    spec has changed since or whose repeat had another text; then no table is written.
+    spec has changed since, which had another text of the same name than an earlier run, or other links than
+    its repeat; then no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
     folders: dict[str, Path] = {}  # by the id of their runs
-    texts: dict[Any, tuple[Any, Path]] = {}  # by point
+    alike: dict[Any, tuple[Any, Path]] = {}  # what several runs have in common, and the first one of them
     closed: dict[Any, Any] = {}  # closed forms, which repeats of a point share
     with writing_whole(out / "steps.csv") as file:
         file.write(_csv([*KEYS, *COLUMNS["steps"]]))
@@ -77,12 +79,7 @@ def collect(runs: list[Path], out: Path) -> None:
             steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
             environment = _environment(folder)
             if is_ok:
-                text, first = texts.setdefault(options["point"], (environment["data_sha256"], path))
-                if text != environment["data_sha256"]:
-                    allowed = f"that of {first}; runs of another one have to be taken again"
-                    raise UserError(
-                        f"is of another text: {spec.text} has changed", where=path, allowed=allowed
-                    )
+                _check_alike(spec, options["point"], environment, path, alike)
             tables["runs"].append(keys | options | _run(spec, outcome, steps) | environment)
             file.writelines(_step_lines(spec, outcome, _csv(keys.values()).rstrip("\n"), steps))
             found: dict[str, Iterator[Row]] = {}
@@ -103,6 +100,22 @@ def collect(runs: list[Path], out: Path) -> None:
     for name, whole in tables.items():
         columns = [*KEYS, *COLUMNS[name]] if name in COLUMNS else None
         write_csv(pd.DataFrame(whole, columns=columns), out / f"{name}.csv")
+
+
+def _check_alike(
+    spec: RunSpec, point: str, environment: Row, path: Path, alike: dict[Any, tuple[Any, Path]]
+) -> None:
+    """Losses are compared on one text, and repeats on one kind of links."""
+    if spec.device == "fake":
+        return
+    text, links = environment["data_sha256"], kind_of(environment["links"])
+    for what, of, value in (
+        (f"is of another text: {spec.text} has changed", spec.text, text),
+        (f"has other links than a repeat of it: {links}", point, links),
+    ):
+        expected, first = alike.setdefault(of, (value, path))
+        if value != expected:
+            raise UserError(what, where=path, allowed=f"as {first}; one of both has to be trained again")
 
 
 def _csv(values: Iterable[object]) -> str:

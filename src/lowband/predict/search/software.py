@@ -173,6 +173,11 @@ def layers_of_stage(job: Workload) -> int:
     return 0 if count % job.axes.stages else count // job.axes.stages
 
 
+def _are_alike(job: Workload) -> bool:
+    """Whether all stages have equally many blocks, of one kind."""
+    return not job.axes.is_uneven and job.model.linear_layers in (0, job.model.layers)
+
+
 def every_of_rank(job: Workload) -> int:
     """Every how-many-th layer of a rank is recomputed, counted by it; 0 if not so."""
     if job.axes.is_uneven:
@@ -214,7 +219,7 @@ OURS: Final = Software(
     "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
     offloads=_of_ours_in_tiers, routes=frozenset(get_args(Route)), copies=True,
     optimizers=frozenset({"adamw", "muon"}),
-    partial=lambda job: job.lora is None and layers_of_stage(job) > 0,
+    partial=lambda job: job.lora is None and layers_of_stage(job) > 0 and _are_alike(job),
 )  # fmt: skip
 SOFTWARE: Final = (
     Software(

@@ -106,12 +106,14 @@ def _degrees(best: Candidate) -> dict[str, Any]:
         on_host = {"use-precision-aware-optimizer": True, "optimizer-cpu-offload": True}
         on_host |= {"optimizer-offload-fraction": job.placed.share, "overlap-cpu-optimizer-d2h-h2d": True}
     stack, is_sharded = job.stack, scheme.optim != SELF
+    hides = stack.overlap is None or stack.overlap.value > 0
+    hides_tensor = stack.tensor_overlap is not None and stack.tensor_overlap.value > 0
     fp8 = {"fp8-format": "hybrid"} if stack.products != "bf16" else {}
     # What the stack's constants stand on, and what is off by default.
     hidden: dict[str, Any] = {
-        "overlap-grad-reduce": stack.overlap is not None,
-        "overlap-param-gather": stack.overlap is not None and is_sharded,
-        "tp-comm-overlap": axes.tensor > 1 and axes.sequence_parallel and stack.tensor_overlap is not None,
+        "overlap-grad-reduce": hides,
+        "overlap-param-gather": hides and is_sharded,
+        "tp-comm-overlap": axes.tensor > 1 and axes.sequence_parallel and hides_tensor,
         "grad-reduce-in-bf16": stack.reduce_dtype == "bf16",
     }
     return {
