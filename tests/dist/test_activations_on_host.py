@@ -93,8 +93,18 @@ def test_bits_and_bytes(order: str) -> None:
 
 
 def refused() -> None:
-    with pytest.raises(UserError, match="activations in 'disk'"):
-        lowband.shard(GPT(SPEC), "zero3", lowband.Topology({}), Block, activations="disk")
+    """Also by a function, before anything is sharded; it sees whole modules."""
+    model, sizes = GPT(SPEC), list[int]()
+
+    def wrong(block: nn.Module) -> str:
+        sizes.append(sum(p.numel() for p in block.parameters()))
+        return "disk"
+
+    for activations in ("disk", wrong):
+        with pytest.raises(UserError, match="activations in 'disk'"):
+            lowband.shard(model, "zero3", lowband.Topology({}), Block, activations=activations)
+    assert sizes[0] == sum(p.numel() for p in model.blocks[0].parameters())
+    model(*batch()).backward()
 
 
 def test_another_tier_is_refused() -> None:
@@ -201,6 +211,15 @@ SOME = {"recompute": "full", "recompute_layers": 1}
             {**SOME, "recompute_layers": 3},
         ),
         ("context 2, expert 1 (allowed: neither of both axes)", {**SOME, "context": 2, "seq_len": 8}),
+        (
+            "stages of [1, 3] blocks (allowed: stages of equally many)",
+            {**SOME, "model": {**SPEC.model_dump(), "layers": 4}, "pipeline": 2, "layers": (1, 3)}
+            | {"recompute_layers": 2},
+        ),
+        (
+            "blocks of two kinds (allowed: 0: all of them)",
+            {**SOME, "model": {**SPEC.model_dump(), "attention": "linear", "softmax_every": 2}},
+        ),
     ],
 )
 def test_numbers_of_blocks_that_are_refused(said: str, options: dict[str, Any]) -> None:

@@ -131,6 +131,8 @@ def test_parts_are_those_that_software_names() -> None:
         (2, 2): {"megatron-lm", "llm-foundry", "torchtitan", "lowband"},
         (2, 5): {"llm-foundry"},
     }
+    uneven = candidate("ddp", Ways.of_options(1, 4, layers=(1, 5, 5, 1)), recomputed=8 / 12).job
+    assert "lowband" not in {row.name for row in SOFTWARE if row.partial(uneven)}
 
 
 def candidate(scheme: str, axes: Ways, **changes: Any) -> Candidate:

@@ -75,29 +75,33 @@ def test_memory_is_that_of_the_runs_first_rank(name: Name, chunks: int, scheme: 
 
 @pytest.mark.parametrize(("name", "chunks"), SPLIT)
 @pytest.mark.parametrize("accumulation", [1, 3, 8, 20])
-def test_what_is_recomputed_stays_until_the_weight_part(name: Name, chunks: int, accumulation: int) -> None:
+@pytest.mark.parametrize("recomputed", [1.0, 0.5])
+def test_what_is_recomputed_stays_until_the_weight_part(
+    name: Name, chunks: int, accumulation: int, recomputed: float
+) -> None:
     """Played action by action on every rank; where both kinds are not at their most at once, it is less."""
     spec = run(ranks=8, pipeline=4, schedule=name, chunks=chunks, accumulation=accumulation)
-    job = replace(workload_of(spec), recompute="full")
-    kept = kept_bytes_per_token(MODEL, 32, "full", "flash")
+    job = replace(workload_of(spec), recompute="full", recomputed=recomputed)
+    some, whole = (kept_bytes_per_token(MODEL, 32, kind, "flash") for kind in ("full", "none"))
+    block, working = recomputed * some.block + (1 - recomputed) * whole.block, recomputed * some.working
     played = []
     for of_rank in lists(name, 4, accumulation, chunks):
         held = most = 0.0
         for action in of_rank:
             if action.kind == "forward":
-                held += kept.block
-            most = max(most, held + (kept.working if action.kind in ("input", "backward") else 0))
-            held += kept.working * (action.kind == "input")
+                held += block
+            most = max(most, held + (working if action.kind in ("input", "backward") else 0))
+            held += working * (action.kind == "input")
             if action.kind == "weight":
-                held -= kept.block + kept.working
+                held -= block + working
             elif action.kind == "backward":
-                held -= kept.block
+                held -= block
         played.append(most)
     expected = 32 * MODEL.layers / 4 / chunks * max(played)
     found = float(memory_items(job)["activations"])
     assert expected * (1 - 1e-12) <= found
     if accumulation >= 8:  # they fill the pipeline
-        assert found <= 1.1 * expected
+        assert found <= (1.1 if recomputed == 1 else 1.3) * expected
 
 
 @pytest.mark.parametrize(("name", "chunks"), SPLIT)
