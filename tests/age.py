@@ -43,6 +43,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "h100/kernels.csv": ("src/lowband/kernels",),
     "h200/kernels.csv": ("src/lowband/kernels",),
     "joined/": (_ENGINE,),
+    "saved/": (_ENGINE,),
     "kernels/": ("src/lowband/kernels",),
     "load/": ("src/lowband/spec", f"{_EVIDENCE}/tables", f"{_EVIDENCE}/importers", "workflow"),
     "local/": (_ENGINE,),

@@ -101,6 +101,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-compile": ("--out out --root .",),
     "bench-mfu": ("--out out --root .",),
     "bench-joined": ("--out out --root .",),
+    "bench-saved": ("--out out --root .",),
     "bench-pipeline": ("--out out",),
     "bench-experts": ("--steps 1 --out out",),
     "bench-padding": ("--out out",),
@@ -116,8 +117,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 # Verbs whose sound work takes longer than a hang: of these, everything before it is tried.
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
-    "bench-compile", "bench-mfu", "bench-joined", "bench-schedules", "bench-pipeline", "bench-products",
-    "bench-experts", "bench-padding", "bench-disk", "bench-kernel", "bench-softmax", "bench-comm",
+    "bench-compile", "bench-mfu", "bench-joined", "bench-saved", "bench-schedules", "bench-pipeline",
+    "bench-products", "bench-experts", "bench-padding", "bench-disk", "bench-kernel", "bench-softmax", "bench-comm",
     "bench-routes", "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.

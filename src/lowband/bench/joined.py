@@ -1,8 +1,8 @@
 """Steps under `ddp` and `zero3`: ours hop by hop and with joined hops, DDP's and FSDP2's, in turns.
 
 Each engine trains its own copy in the same processes. Each block is a unit; under `ddp` ours also trains the
-model as one unit, which shows what units themselves cost, and with tensors saved as autograd saves them, by
-which looking after saved weights is seen. Peak memory is that of ranks that train by one engine alone.
+model as one unit, which shows what units themselves cost. Peak memory is that of ranks that train by one
+engine alone.
 """
 
 import resource
@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowband
 from lowband.bench.turns import by_step, in_turns, timed
-from lowband.engine.passes.engine import engine_of
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import peak_memory_bytes
 from lowband.run.joining import share_one_heap
@@ -28,9 +27,9 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 
 MACHINE, MODEL = "local", "gpt-5m"
-ONE_UNIT, UNSEEN = "joined, one unit", "hops, saved weights unseen"
+ONE_UNIT = "joined, one unit"
 # By scheme, the peer last.
-ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, UNSEEN, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
+ENGINES = {"ddp": ("hops", "joined", ONE_UNIT, "DDP"), "zero3": ("hops", "joined", "FSDP2")}
 RANKS = (2, 4, 8)
 GLOBAL_BATCH, SEQ_LEN = 8, 128
 WARMUP, STEPS, STEPS_ALONE = 2, 12, 3
@@ -78,7 +77,7 @@ def _train(
     share_one_heap()
     topology = lowband.Topology(sizes)
     models = {name: _prepared(name, GPT(spec, seed=1), topology, scheme) for name in engines}
-    return in_turns({name: timed(_stepper(model, spec)) for name, model in models.items()}, WARMUP, STEPS)
+    return in_turns({name: timed(stepper(model, spec)) for name, model in models.items()}, WARMUP, STEPS)
 
 
 def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Scheme) -> nn.Module:
@@ -91,10 +90,6 @@ def _prepared(engine: str, model: GPT, topology: lowband.Topology, scheme: Schem
         return fully_shard(model)
     if engine == ONE_UNIT:
         return lowband.shard(model, scheme, topology, (), torch.float32, collectives="joined")
-    if engine == UNSEEN:  # right in steps as these, whose weights do not change before their backward
-        sharded = lowband.shard(model, scheme, topology, Block, torch.float32)
-        engine_of(sharded)._hooks._saved.enter = lambda _owner: None  # type: ignore[method-assign]
-        return sharded
     return lowband.shard(model, scheme, topology, Block, torch.float32, collectives=engine)
 
 
@@ -102,13 +97,13 @@ def _held_bytes(engine: str, sizes: dict[str, int], scheme: Scheme, spec: ModelS
     """Peak resident memory of this rank, which trains by one engine, over what it was at the start."""
     share_one_heap()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    step = _stepper(_prepared(engine, GPT(spec, seed=1), lowband.Topology(sizes), scheme), spec)
+    step = stepper(_prepared(engine, GPT(spec, seed=1), lowband.Topology(sizes), scheme), spec)
     for _ in range(STEPS_ALONE):
         step()
     return peak_memory_bytes(torch.device("cpu")) - pages * resource.getpagesize()
 
 
-def _stepper(model: nn.Module, spec: ModelSpec) -> Callable[[], None]:
+def stepper(model: nn.Module, spec: ModelSpec) -> Callable[[], None]:
     """One step on this rank's part of the batch."""
     random = torch.Generator().manual_seed(dist.get_rank())
     shape = GLOBAL_BATCH // dist.get_world_size(), SEQ_LEN

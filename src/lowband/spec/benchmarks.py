@@ -135,6 +135,10 @@ BENCHMARKS = {
         "joined", "time steps: hops, joined hops, DDP and FSDP2, in turns", "Takes two minutes.",
         "ranks", "scheme", "engine",
     ),
+    "saved": _in_turns(
+        "saved", "time steps with saved weights looked after, and without, in turns", "Takes six minutes.",
+        "ranks", "scheme", "weights",
+    ),
     "products": Benchmark(
         help="time 100 matrix products on one core beside their predictions",
         more="fp32, numpy's OpenBLAS. Takes half a minute.",
