@@ -118,8 +118,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
 LONG = (
     "bench-predict", "validate", "calibrate", "simulate", "bench-start", "bench-optimizers", "bench-orders",
     "bench-compile", "bench-mfu", "bench-joined", "bench-saved", "bench-schedules", "bench-pipeline",
-    "bench-products", "bench-experts", "bench-padding", "bench-disk", "bench-kernel", "bench-softmax", "bench-comm",
-    "bench-routes", "gpu", "faults", "documents", "train", "preflight", "doctor",
+    "bench-products", "bench-experts", "bench-padding", "bench-disk", "bench-kernel", "bench-softmax",
+    "bench-comm", "bench-routes", "gpu", "faults", "documents", "train", "preflight", "doctor",
 )  # fmt: skip
 # Verbs that read what this repository has of results; and those whose sound work needs more than that.
 OF_REPOSITORY = ("appendix", "documents", "verify", "validate", "calibrate")
