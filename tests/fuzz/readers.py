@@ -21,6 +21,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "evidence/claims/claim.py": ("claims.yaml",),
     "evidence/claims/experiments.py": ("experiments.yaml",),
     "evidence/claims/grade.py": ("claims.yaml, graded",),
+    "evidence/tables/build.py": OWN + "the package's own source",
     "evidence/claims/origin.py": ("claims.yaml, graded",),
     "commands/runs.py": ("spec.json", "lowband train", "lowband preflight"),
     "commands/tables.py": ("lowband collect",),
