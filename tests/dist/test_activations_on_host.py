@@ -94,16 +94,17 @@ def test_bits_and_bytes(order: str) -> None:
 
 def refused() -> None:
     """Also by a function, before anything is sharded; it sees whole modules."""
-    model, sizes = GPT(SPEC), list[int]()
+    model, seen = GPT(SPEC), list[tuple[nn.Module, int]]()
+    expected = [(block, sum(p.numel() for p in block.parameters())) for block in model.blocks]
 
-    def wrong(block: nn.Module) -> str:
-        sizes.append(sum(p.numel() for p in block.parameters()))
-        return "disk"
+    def wrong_in_the_end(block: nn.Module) -> str:
+        seen.append((block, sum(p.numel() for p in block.parameters())))
+        return "host" if len(seen) < len(expected) else "disk"
 
-    for activations in ("disk", wrong):
+    for activations in ("disk", wrong_in_the_end):
         with pytest.raises(UserError, match="activations in 'disk'"):
             lowband.shard(model, "zero3", lowband.Topology({}), Block, activations=activations)
-    assert sizes[0] == sum(p.numel() for p in model.blocks[0].parameters())
+    assert seen == expected
     model(*batch()).backward()
 
 

@@ -39,8 +39,8 @@ def has_ended(folder: RunFolder, spec: RunSpec | None = None) -> bool:
         return False
     if outcome.of and outcome.status != "timeout":
         given = spec or RunSpec.read_json(folder.spec)
-        is_kept = outcome.status != "ok" or not _text_changed(folder, given)
-        return outcome.of == given.training_sum and is_kept
+        is_same = outcome.status not in ("ok", "nan") or not _text_changed(folder, given)
+        return outcome.of == given.training_sum and is_same
     if spec is not None and folder.spec.read_text() != spec.to_json():  # which is written before it runs
         return False
     return folder.outcome.stat().st_mtime_ns >= folder.spec.stat().st_mtime_ns

@@ -70,7 +70,7 @@ class Engine:
         groups = divide(module, wrap)
         self.axis, self.experts = axis, (experts := along_experts(module))
         schemes = _schemes_of(groups, scheme, scheme_of, axis.levels, experts is not None)
-        wrapped = {owner for owner, *_ in groups if owner is not module}
+        wrapped = dict.fromkeys(owner for owner, *_ in groups if owner is not module)  # in their order
         on_host = {owner for owner in wrapped if options.activations_of(owner) == HOST}
         if experts is not None:
             experts.check(schemes)

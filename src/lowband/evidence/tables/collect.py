@@ -59,8 +59,8 @@ def collect(runs: list[Path], out: Path) -> None:
 
     The steps of one run at a time are in memory. Raises UserError for a folder without a spec.json, which is
     not a run, for a run that is there twice, for one that ended ok but lacks the record of a step, whose
-    spec has changed since, which had another text of the same name than an earlier run, or other links than
-    its repeat; then no table is written.
+    spec has changed since, which had another text of the same name than an earlier run, or other devices or
+    links than its repeat; then no table is written.
     """
     tables: dict[str, list[Any]] = {"runs": [], "bytes": [], "states": [], "outside": []}
     folders: dict[str, Path] = {}  # by the id of their runs
@@ -79,7 +79,7 @@ def collect(runs: list[Path], out: Path) -> None:
             steps = _whole_steps(folder, outcome) if is_ok and spec.device != "fake" else NO_STEPS
             environment = _environment(folder)
             if is_ok:
-                _check_alike(spec, options["point"], environment, path, alike)
+                _check_alike(spec, options["point"], folder, alike)
             tables["runs"].append(keys | options | _run(spec, outcome, steps) | environment)
             file.writelines(_step_lines(spec, outcome, _csv(keys.values()).rstrip("\n"), steps))
             found: dict[str, Iterator[Row]] = {}
@@ -102,20 +102,20 @@ def collect(runs: list[Path], out: Path) -> None:
         write_csv(pd.DataFrame(whole, columns=columns), out / f"{name}.csv")
 
 
-def _check_alike(
-    spec: RunSpec, point: str, environment: Row, path: Path, alike: dict[Any, tuple[Any, Path]]
-) -> None:
-    """Losses are compared on one text, and repeats on one kind of links."""
-    if spec.device == "fake":
+def _check_alike(spec: RunSpec, point: str, folder: RunFolder, alike: dict[Any, tuple[Any, Path]]) -> None:
+    """Losses are compared on one text, and repeats on one kind of devices and links."""
+    if spec.device == "fake" or not folder.env.exists():
         return
-    text, links = environment["data_sha256"], kind_of(environment["links"])
-    for what, of, value in (
-        (f"is of another text: {spec.text} has changed", spec.text, text),
-        (f"has other links than a repeat of it: {links}", point, links),
+    env = Environment.read_json(folder.env)
+    text, on = env.data.get("sha256", ""), (env.backend, kind_of(env.links))
+    for of, value, what, remedy in (
+        (spec.text, text, f"is of another text: {spec.text} has changed", "runs of the earlier one have"),
+        (point, on, f"has other devices or links than a repeat: {', '.join(on)}", "one of both has"),
     ):
-        expected, first = alike.setdefault(of, (value, path))
+        expected, first = alike.setdefault(of, (value, folder.path))
         if value != expected:
-            raise UserError(what, where=path, allowed=f"as {first}; one of both has to be trained again")
+            allowed = f"as {first}; {remedy} to be trained again"
+            raise UserError(what, where=folder.path, allowed=allowed)
 
 
 def _csv(values: Iterable[object]) -> str:
