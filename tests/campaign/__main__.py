@@ -130,7 +130,8 @@ def _list(root: Path, commit: str, of_each: Mapping[str, Measurement]) -> None:
         left_s += (1 - share) * (seconds or 0.0)
         unknown += [name] if seconds is None and share < 1 else []
         hours = "not known" if seconds is None else f"{seconds / 3600:.2f} h"
-        what = f"suites {' '.join(made.part.suites)}" if made.part.suites else jobs[0].name
+        of_suites = " ".join(made.part.suites) + f", repeat {made.part.repeat}" * bool(made.part.repeat)
+        what = f"suites {of_suites}" if made.part.suites else jobs[0].name
         what += f", and {len(jobs) - 1} more" if made.part.steps[1:] else ""
         alone = "alone, on a quiet machine" if made.part.is_alone else "beside others"
         print(f"{name:16} | {hours:9} | {alone:25} | {state:13} | {what}")

@@ -119,6 +119,9 @@ class Measurement:
             unfinished = self.out / "unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)
             self.do("lowband", "spec", "--suite", *self.part.suites, "--out", str(unfinished))
+            for run in unfinished.iterdir():
+                if not self.part.has_run(run.name):
+                    shutil.rmtree(run)
             unfinished.rename(self._runs)
 
     def measure(self, ends: float) -> list[str]:

@@ -23,6 +23,7 @@ class Step(NamedTuple):
 class Part(NamedTuple):
     """Runs of suites, or steps. Runs are sides of ratios: all are of one boot of one machine.
 
+    repeat:    of the suites' runs, so that both sides of a ratio of such runs are of one boot; 0: all runs
     folder:    of results/reference, whose tables get the rows
     is_alone:  its times count: nothing else may run beside it
     left_out:  columns of steps.csv that are not shipped
@@ -41,12 +42,17 @@ class Part(NamedTuple):
     is_wrong: Callable[[Mapping[str, str]], bool] = lambda row: row["status"] not in ("ok", "not run")
     at_once: int = 1
     experiment: str = ""
+    repeat: int = 0
 
     def has(self, row: Mapping[str, str]) -> bool:
         """Whether a row of its tables is of this part: one of steps by its seed, where these have some."""
         if not self.steps:
-            return row["suite"] in self.suites
+            return row["suite"] in self.suites and self.has_run(row["run_id"])
         return any(step.seeds is None or int(row["seed"]) in step.seeds for step in self.steps)
+
+    def has_run(self, run_id: str) -> bool:
+        """Whether one of its suites' runs is of its repeat."""
+        return not self.repeat or run_id.endswith(f"-r{self.repeat}")
 
 
 _TIMES = ("grad_norm", "step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s")
@@ -55,8 +61,9 @@ _CASES, _AT_A_TIME = 1000, 100
 PARTS = {
     **{
         suite: Part("box", True, (suite,))
-        for suite in ("box", "box-attained", "box-accumulation", "box-order", "box-planned")
+        for suite in ("box", "box-accumulation", "box-order", "box-planned")
     },
+    **{f"box-attained-{n}": Part("box", True, ("box-attained",), repeat=n) for n in (1, 2, 3)},  # 1 h each
     "peers": Part("peers", True, ("peers",)),
     "peers-box": Part("peers", True, ("peers-box",)),
     "local": Part("local/tables", True, ("default", "volume", "links", "order")),

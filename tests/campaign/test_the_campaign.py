@@ -142,6 +142,22 @@ def test_rows_of_a_part_are_replaced_and_committed_alone(root: Path) -> None:
     assert git("rev-parse", "HEAD", root=root) == before and len(did(root)) == 4
 
 
+def test_each_repeat_may_be_a_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured after the machine was started again: the other repeat's rows stay."""
+    parts = {f"one-{n}": FAKE["one"]._replace(repeat=n) for n in (1, 2)}
+    assert begin(root, "--only", "one-1", parts=parts) == 0
+    assert did(root) == ["one-r1"]
+    assert [row["run_id"] for row in read(root / IN_TREE / "box/runs.csv")] == [
+        "other-r1", "one-r1", "one-r9", "other-r2"
+    ]  # fmt: skip
+    monkeypatch.setattr(measuring, "place", lambda: {"processor": "b", "boot_id": "boot 2", "host": "h"})
+    assert begin(root, parts=parts) == 0
+    assert did(root) == ["one-r1", "one-r2"]
+    assert [(row["part"], row["boot_id"]) for row in read(root / CAMPAIGN)] == [
+        ("one-1", "boot 1"), ("one-2", "boot 2"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("stops", ["one-r2", "case 1"])
 def test_what_was_cut_goes_on(root: Path, stops: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = git("rev-parse", "HEAD", root=root)

@@ -56,7 +56,7 @@ def command(job: Workload, source: Source, folder: Path) -> list[str]:
         line += ["--cp", axes.context, "--ways", axes.context_attention]
     if job.recomputed < 1:
         line += ["--recompute-layers", round(job.recomputed * job.model.layers)]
-    for key in ("attention", "reduce_dtype", "products"):
+    for key in ("attention", "reduce_dtype", "products", "operations"):
         if getattr(job.stack, key) != getattr(stack, key):
             line += ["--" + key.replace("_", "-"), getattr(job.stack, key)]
     return [str(each) for each in line]

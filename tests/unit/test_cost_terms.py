@@ -26,7 +26,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.offload import Offload
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS
-from lowband.spec.step import Attention, Products
+from lowband.spec.step import Attention, Operations, Products
 
 GPT = ModelSpec(name="g", layers=4, hidden=64, heads=8, vocab=96, seq_len=32, source="made up")
 MIXED = GPT.model_copy(update={
@@ -204,6 +204,31 @@ def test_adapters_wait_for_memory_or_for_their_products() -> None:
         assert with_.forward - without.forward == pytest.approx(more, rel=1e-6)
         assert with_.weight == pytest.approx(more)
         assert (with_.head_weight, without.head_weight) == (0, pytest.approx(10 * 2 * 64 * 96 / 1e12))
+
+
+@pytest.mark.parametrize(
+    ("operations", "positions", "more", "bytes_more"),
+    [
+        ("norms", "learned", {}, 0),
+        ("norms", "rotary", {}, 20 * (64 + 16)),
+        ("single", "learned", {}, 2 * 32 * 64),
+        ("single", "rotary", {}, 2 * 32 * 64 + 20 * (64 + 16)),
+        ("single", "learned", {"parallel_block": True}, 32 * 64),
+        ("single", "learned", {"post_norms": True, "qk_norm": True}, 4 * 32 * 64 + 32 * (64 + 16)),
+    ],
+)
+def test_operations_that_read_and_write(
+    operations: Operations, positions: str, more: dict[str, Any], bytes_more: int
+) -> None:
+    """Bytes of a token's block, at 1 GB/s, beside fused ones: 2 query heads of 8 for each key's. A norm of 64
+    values in torch's composition to fp32 and back, and rotary embeddings as complex numbers."""
+    computer = Computer(machine(memory_gigabytes_per_s=fact(1)), "bf16")
+    model = GPT.model_copy(update={"kv_heads": 2, "positions": positions, **more})
+    fused, found = (
+        work(computer, model, 10, 1, "none", "flash", operations=each) for each in ("fused", operations)
+    )
+    assert found.forward - fused.forward == pytest.approx(10 * bytes_more / 1e9, abs=1e-15)
+    assert found.backward - fused.backward == pytest.approx(20 * bytes_more / 1e9, abs=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -89,22 +89,28 @@ def test_a_step_waits_for_the_host_and_for_what_does_not_hide() -> None:
 
 
 def test_weights_come_before_each_gather() -> None:
-    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk."""
+    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk. The root
+    stays gathered from forward to backward."""
     for words, passes in ((["weights@host"], 3), (["weights@disk"], 1)):
         one = unhidden(job(Beyond.of(words), "dgx-h100", 8, accumulation=passes))
         tier = Rates.of(one.machine.tier(words[0].partition("@")[2]), 8)  # type: ignore[arg-type]
         p = predict(one)
         copied = passes * float(p.memory_bytes[words[0]]) / min(tier.fetch, 50) / 1e9
         assert p.time_s["fetch"] == pytest.approx(copied, rel=1e-9)
-        assert p.time_s["stash"] == pytest.approx(copied, rel=1e-9)
+        root, *blocks = stage_numels(one.model, one.levels, one.axes)
+        assert p.time_s["stash"] == pytest.approx(copied * sum(blocks) / (root + sum(blocks)), rel=1e-9)
         assert p.time_s["host_update"] == 0 and p.time_s["optimizer"] > 0
 
 
-def test_weights_that_stay_on_the_device_are_not_fetched() -> None:
-    """Seconds of what is copied by the closed form, and room for it."""
-    of = job(None, "dgx-h100", 8, accumulation=3)
-    beside, rates = of.scheme.model_dump() | {"weights": "world@host"}, Rates.of(of.machine.tier("host"), 8)
-    placed = [Scheme.model_validate(beside | {"resident": share}) for share in (0.3, 0.6, 1.0)]
+@pytest.mark.parametrize("secondary", [None, "node"])
+def test_weights_that_stay_on_the_device_are_not_fetched(secondary: str | None) -> None:
+    """Seconds of what is copied by the closed form, and room for it; a secondary copy stays, too."""
+    ranks = 8 if secondary is None else 16
+    of = job(None, "dgx-h100", ranks, accumulation=3)
+    beside = of.scheme.model_dump() | {"weights": "world@host", "secondary": secondary}
+    rates = Rates.of(of.machine.tier("host"), 8)
+    shares = (None, 0.3, 0.6, 1.0)
+    placed = [Scheme.model_validate(beside | ({"resident": share} if share else {})) for share in shares]
     units, found = stage_numels(of.model, of.levels, of.axes), []
     for scheme in placed:
         one = unhidden(replace(of, scheme=scheme))
@@ -113,11 +119,13 @@ def test_weights_that_stay_on_the_device_are_not_fetched() -> None:
         backward = by_row.pop("backward_fetch", 0)
         assert p.time_s["fetch"] == pytest.approx(sum(by_row.values()) / rates.fetch / 1e9, rel=1e-9)
         assert p.time_s["stash"] == pytest.approx(backward / rates.fetch / 1e9, rel=1e-9)
-        on_device = scheme.resident * 2 * sum(units) / 8
+        on_device = scheme.resident * 2 * sum(units) / ranks
         assert p.memory_bytes["weights"] == pytest.approx(on_device, rel=1e-9)
         found.append(p)
-    assert found[0].time_s["fetch"] > found[1].time_s["fetch"] > found[2].time_s["fetch"] > 0  # new ones' way
-    assert found[2].time_s["stash"] == 0
+    fetched = [float(p.time_s["fetch"]) for p in found]
+    assert fetched == sorted(fetched, reverse=True) and len({*fetched}) == len(shares)
+    assert fetched[-1] > 0  # new ones' way
+    assert found[-1].time_s["stash"] == 0
 
 
 @pytest.mark.parametrize(

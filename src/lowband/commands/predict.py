@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lowband.commands import add_verb, at_least_one, at_least_zero, positive, root
 from lowband.errors import UserError
-from lowband.spec.step import Attention, Optimizer, Products, ReduceDtype, Route, Schedule, States
+from lowband.spec.step import (
+    Attention,
+    Operations,
+    Optimizer,
+    Products,
+    ReduceDtype,
+    Route,
+    Schedule,
+    States,
+)
 
 if TYPE_CHECKING:
     from lowband.cost.lora import Lora
@@ -173,6 +182,7 @@ SOFTWARE = (
     "sequence_parallel",
     "reduce_dtype",
     "products",
+    "operations",
     "optimizer",
 )  # keys of a stack
 
@@ -185,6 +195,9 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", action=argparse.BooleanOptionalAction, help="with tp, tokens are divided, too"
     )
     parser.add_argument("--products", choices=get_args(Products), help="dtype of blocks' matrices")
+    parser.add_argument(
+        "--operations", choices=get_args(Operations), help="which are one kernel: fused, as in compiled blocks"
+    )
     parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")
 

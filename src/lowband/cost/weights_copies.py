@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from lowband.cost.memory import keeps_secondary
+from lowband.cost.numbers import Num
 from lowband.cost.residents import fetched, step_order
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
@@ -27,18 +28,31 @@ def weights_copies(
     """
     if scheme.weights_tier == DEVICE:
         return
-    sizes = [DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights) for numel in units]
-    has_secondary = keeps_secondary(scheme, levels)
-    forwards = tuple(forward for forward, _ in gathers)
-    backwards = (0, *(0 if has_secondary else backward for _, backward in gathers[1:]))
-    if scheme.resident:
-        forward, backward = _of_those_that_leave(tuple(sizes), forwards, backwards, scheme.resident)
-    else:
-        forward = sum(size * (often - 1) for size, often in zip(sizes, forwards, strict=True))
-        backward = sum(size * often for size, often in zip(sizes, backwards, strict=True))
+    sizes = tuple(DTYPE_BYTES[compute_dtype] * numel // levels.size(scheme.weights) for numel in units)
+    forward, backward = fetched_bytes(sizes, scheme, levels, gathers)
     sent = {WEIGHTS_STASH: sum(sizes), FORWARD_FETCH: forward, BACKWARD_FETCH: backward}
     for tier in (HOST, DISK)[: 1 + (scheme.weights_tier == DISK)]:
-        yield from ((tier, row.name, size) for row, size in sent.items() if size)
+        yield from ((tier, row.name, int(size)) for row, size in sent.items() if size)
+
+
+def fetched_bytes(
+    sizes: Sequence[int], scheme: Scheme, levels: Levels, gathers: Sequence[tuple[Num, Num]]
+) -> tuple[Num, Num]:
+    """What a step fetches for forwards, but for the first of each unit, and for backwards.
+
+    sizes: bytes of a rank's shard of each unit, the root's first
+    gathers: as in `weights_copies`, or, without `resident`, their means or a grid's
+    The root stays gathered from forward to backward, and backwards gather a secondary copy, which is on the
+    device.
+    """
+    has_secondary = keeps_secondary(scheme, levels)
+    forwards = [forward for forward, _ in gathers]
+    backwards = [0, *(0 if has_secondary else backward for _, backward in gathers[1:])]
+    if scheme.resident:
+        asked = tuple(map(int, forwards)), tuple(map(int, backwards))
+        return _of_those_that_leave(tuple(sizes), *asked, scheme.resident)
+    forward = sum(size * (often - 1) for size, often in zip(sizes, forwards, strict=True))
+    return forward, sum(size * often for size, often in zip(sizes, backwards, strict=True))
 
 
 @cache

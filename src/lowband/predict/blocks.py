@@ -63,7 +63,7 @@ def of_blocks(job: Workload, case: Case) -> OfBlocks:
     middle = work(
         computer, job.model, job.micro_batch, job.seq_len, job.recompute, job.stack.attention, job.axes,
         job.stack.dropout, attended(job.layout, job.stack.attention == "plain"), merges(job.layout), job.load,
-        job.recomputed, job.lora, job.stack.gated_kept, _weight_casts(job),
+        job.recomputed, job.lora, job.stack.gated_kept, _weight_casts(job), job.stack.operations,
     )  # fmt: skip
     wait = _wait(job, case)
     w = Work(**{name: (1 + wait) * time for name, time in vars(middle).items()})  # of the slowest device

@@ -19,7 +19,7 @@ ways take as long as the slower one. Each lane is taken to hide behind the same 
 do, so the sum is an upper bound. Those that stay on the device (`resident`) are counted access by access.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +28,13 @@ from lowband.cost.collectives import LOW_IS_SLOW, Case
 from lowband.cost.memory import GRAD_BYTES, STATE_BYTES, on_their_way, optim_beyond, weights_beyond
 from lowband.cost.numbers import GIB, GIGA, Num, join
 from lowband.cost.tiers import Beyond, Rates, update_s
-from lowband.cost.weights_copies import weights_copies
+from lowband.cost.weights_copies import fetched_bytes
 from lowband.errors import UserError
 from lowband.predict.place import Place
 from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
-from lowband.spec.step import BACKWARD_FETCH
+from lowband.spec.mesh import Levels
 from lowband.spec.tiers import DEVICE, HOST, at
 from lowband.spec.wire import DTYPE_BYTES
 
@@ -92,22 +92,30 @@ def tier_waits(
 
 def fetches(job: Workload, place: Place) -> tuple[Num, Num]:
     """How often a step copies all weights behind forwards, new ones' way there too, and behind backwards."""
+    found = [
+        (size, size + forward, backward)
+        for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
+        for size, forward, backward in ([_fetched(job, numels, levels, place.gathers)] if numels else [])
+    ]
+    of_all, forwards, backwards = (sum(each) for each in zip(*found, strict=True))
+    return forwards / of_all, backwards / of_all
+
+
+def _fetched(
+    job: Workload, numels: Sequence[int], levels: Levels, gathers: tuple[Num, Num]
+) -> tuple[int, Num, Num]:
+    """Bytes of units, and what of them a step fetches for forwards, but the first, and for backwards."""
+    ranks = levels.size(job.scheme.weights)
+    root, *blocks = (DTYPE_BYTES[job.compute_dtype] * numel // ranks for numel in numels)
+    sizes = [root, *blocks] if job.scheme.resident else [root, sum(blocks)]  # which are gathered alike
+
+    def fetched(forward: Num, backward: Num) -> tuple[Num, Num]:
+        return fetched_bytes(sizes, job.scheme, levels, [(forward, backward)] * len(sizes))
+
     if not job.scheme.resident:
-        return place.gathers
-    dtype, units = job.compute_dtype, place.numels
-    of_all = DTYPE_BYTES[dtype] * sum(units) / job.levels.size(job.scheme.weights)
-
-    def copied(forwards: int, backwards: int) -> tuple[float, float]:
-        gathers = [(int(forwards), int(backwards))] * len(units)
-        sent = {
-            name: size / of_all
-            for _, name, size in weights_copies(units, job.scheme, job.levels, dtype, gathers)
-        }
-        backward = sent.pop(BACKWARD_FETCH.name, 0.0)
-        return sum(sent.values()), backward
-
-    forwards, backwards = np.vectorize(copied, otypes=[float, float])(*place.gathers)
-    return forwards[()], backwards[()]
+        return sum(sizes), *fetched(*gathers)
+    forward, backward = np.vectorize(fetched, otypes=[float, float])(*gathers)  # access by access
+    return sum(sizes), forward[()], backward[()]
 
 
 def shard(job: Workload, place: Place, level: str) -> Num:

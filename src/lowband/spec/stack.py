@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from lowband.spec.axes import Ways
 from lowband.spec.sourced import Fact, divides, facts_of
-from lowband.spec.step import Attention, Optimizer, Pattern, Products, ReduceDtype
+from lowband.spec.step import Attention, Operations, Optimizer, Pattern, Products, ReduceDtype
 from lowband.spec.wire import DTYPE_BYTES
 from lowband.spec.yaml_model import Strict
 
@@ -43,6 +43,11 @@ class StackConstants(Strict):
     reductions: Fact | None = Field(
         default=None, description="the same of the reduction of its gradients; none: 1"
     )
+    reused: Fact | None = Field(
+        default=None,
+        description="elements: weights that are used again before so many others were stay gathered; none: 0, "
+        "each block is gathered again for its backward",
+    )
     logit_bytes: Fact | None = Field(
         default=None,
         description="memory per logit at the loss; none: 14 bytes, of a loss that is not compiled",
@@ -76,6 +81,11 @@ class StackConstants(Strict):
     products: Products = Field(
         default="bf16",
         description="dtype of a block's matrix products; attention's and the head's have 16 bits",
+    )
+    operations: Operations = Field(
+        default="fused",
+        description="a norm, and a rotary embedding, is one kernel, as in compiled blocks; norms: a norm alone "
+        "is; single: neither, as where torch runs operation by operation",
     )
     keeps_casts: bool = Field(
         default=False,

@@ -1,9 +1,11 @@
 """Llama 2 and 3 under FSDP2, in tokens per second: on 64 GCDs of Frontier (eminorhan/frontier-torchtitan),
 and on 64 A100 as torchtitan's tables of 2024 have them, eager. Nothing is fitted on these rows.
 
-"selective layer" recomputes every second layer, "selective op" all but every other matrix product.
+"selective layer" recomputes every second layer, "selective op" all but every other matrix product. Norms were
+kernels of their own, LayerNorm's on Frontier.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from lowband.evidence.validation import Rows, Setting
@@ -32,11 +34,13 @@ def job(setting: Setting, row: Any) -> Workload:
         gated=True, biases=False, vocab=vocab, seq_len=int(row.seq_len), positions="rotary", tied_head=False,
         source="arXiv 2407.21783 or 2307.09288",
     )  # fmt: skip
-    return setting.job(
+    found = setting.job(
         model, "zero3", int(row.n_gpus), int(row.local_batch), model.seq_len,
         recompute=RECOMPUTED[row.act_ckpt],
         recompute_layers=layers // EVERY if row.act_ckpt == "selective layer" else None,
     )  # fmt: skip
+    operations = "fused" if row.compile == "1" else "norms"
+    return replace(found, stack=found.stack.with_options({"operations": operations}))
 
 
 ROWS = Rows(

@@ -206,7 +206,7 @@ def torchtitan(best: Candidate) -> str:
         "parallelism": parallelism,
         "activation_checkpoint": kept.get(job.recompute, {"mode": "selective", "selective_ac_option": "op"}),
     }  # fmt: skip
-    if job.stack.logit_bytes is not None:  # its loss is compiled
+    if job.stack.operations == "fused" or job.stack.logit_bytes is not None:  # or its loss alone is compiled
         tables["compile"] = {"enable": True}
     if job.stack.products != "bf16":
         tables["model"] = {"converters": [{"fp8": "float8", "mxfp8": "mx"}[job.stack.products]]}

@@ -50,6 +50,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         **({} if job.lora is None else {"lora": _adapters(job, job.lora)}),
         "attention": job.stack.attention,
         "products": job.stack.products,
+        "operations": job.stack.operations,
         "optimizer": job.stack.optimizer,
         "dropout": job.stack.dropout,
         "sequence_parallel": job.axes.sequence_parallel,
