@@ -89,8 +89,8 @@ def test_a_step_waits_for_the_host_and_for_what_does_not_hide() -> None:
 
 
 def test_weights_come_before_each_gather() -> None:
-    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk. The root
-    stays gathered from forward to backward."""
+    """Of 3 passes, forward and backward each, on their way through the host where they lie on a disk. The
+    root stays gathered from forward to backward."""
     for words, passes in ((["weights@host"], 3), (["weights@disk"], 1)):
         one = unhidden(job(Beyond.of(words), "dgx-h100", 8, accumulation=passes))
         tier = Rates.of(one.machine.tier(words[0].partition("@")[2]), 8)  # type: ignore[arg-type]

@@ -196,7 +196,9 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--products", choices=get_args(Products), help="dtype of blocks' matrices")
     parser.add_argument(
-        "--operations", choices=get_args(Operations), help="which are one kernel: fused, as in compiled blocks"
+        "--operations",
+        choices=get_args(Operations),
+        help="which are one kernel: fused, as compiled",
     )
     parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")

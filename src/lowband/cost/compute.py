@@ -9,9 +9,10 @@
 Bytes of a block's forward per token, 16-bit, with h, k, f, a, T as in cost/activations.py: two norms 8h; two
 additions to the residual 12h (14h with dropout); qkv split 4(h + 2k); activation function 4f (gated 8f, 6f
 where it is one kernel with its product: two inputs read, one output written); norms of outputs
-8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input. Operation by operation
-(`single`) a norm moves 36 in place of 4: to fp32 6, square 8, mean 4, product 8, to 16 bits 6, weight 4 (RMSNorm as
-torch 2.4 to 2.6 compose it), and rotary embeddings 20(h + k): to fp32 6, complex product 8, to 16 bits 6. Further:
+8h, of queries and keys 4(h + k); one norm 4h where attention and MLP have the same input. Operation by
+operation (`single`) a norm moves 36 in place of 4: to fp32 6, square 8, mean 4, product 8, to 16 bits 6,
+weight 4 (RMSNorm as torch 2.4 to 2.6 compose it), and rotary embeddings 20(h + k): to fp32 6, complex
+product 8, to 16 bits 6. Further:
 plain attention 9 a T (softmax 4, dropout 5) beside the 4 a T with which its products write and read the
 scores. The backward of these moves twice as much.
 In a linear layer cost/linear.py stands for attention; times are of the mean block, of both kinds.
@@ -61,7 +62,7 @@ NEWTON_SCHULZ = 5  # iterations with which Muon makes a matrix orthogonal (Jorda
 ANCHOR_BYTES, MEAN_BYTES, MOMENTUM_BYTES = 12 + 12 + 8, 8, 48
 KERNELS = {"flash": 12, "plain": 18}  # in a block's forward, without fusion
 MERGED_BYTES, MERGED_KERNELS = 4 + 4 + 2, 15
-# Per value: of a norm; of rotary embeddings, which a kernel moves together with the split of queries and keys.
+# Per value: of a norm; of rotary embeddings, which one kernel does with the split of queries and keys.
 NORM_BYTES: dict[Operations, int] = {"fused": 4, "norms": 4, "single": 6 + 8 + 4 + 8 + 6 + 4}
 ROTARY_BYTES: dict[Operations, int] = {"fused": 0, "norms": 6 + 8 + 6, "single": 6 + 8 + 6}
 BACKWARD_ATTENTION = {
@@ -220,7 +221,11 @@ def work(
     inside = (4 * (q + 2 * k) + (norm * model.qk_norm + rotary) * (q + k) + per_width * f) / tensor
     merged = softmax * merges
     norms = (1 if model.parallel_block else 2) + (2 if model.post_norms else 0)
-    moved = (norm * norms + (14 if dropout else 12)) * h / axes.outside + inside + merged * MERGED_BYTES * h / tensor
+    moved = (
+        (norm * norms + (14 if dropout else 12)) * h / axes.outside
+        + inside
+        + merged * MERGED_BYTES * h / tensor
+    )
     if model.experts is not None:
         rows = load * model.top_k
         routed = per_width * model.expert_width * (rows + model.shared_experts) + 8 * h * rows

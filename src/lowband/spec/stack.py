@@ -45,8 +45,8 @@ class StackConstants(Strict):
     )
     reused: Fact | None = Field(
         default=None,
-        description="elements: weights that are used again before so many others were stay gathered; none: 0, "
-        "each block is gathered again for its backward",
+        description="elements: weights that are used again before so many others were stay gathered; none: "
+        "0, each block is gathered again for its backward",
     )
     logit_bytes: Fact | None = Field(
         default=None,
@@ -84,8 +84,8 @@ class StackConstants(Strict):
     )
     operations: Operations = Field(
         default="fused",
-        description="a norm, and a rotary embedding, is one kernel, as in compiled blocks; norms: a norm alone "
-        "is; single: neither, as where torch runs operation by operation",
+        description="a norm, and a rotary embedding, is one kernel, as in compiled blocks; norms: a norm "
+        "alone is; single: neither, as where torch runs operation by operation",
     )
     keeps_casts: bool = Field(
         default=False,

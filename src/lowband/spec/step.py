@@ -39,8 +39,8 @@ Attention = Literal["flash", "plain"]
 ReduceDtype = Literal["bf16", "fp16", "fp32"]
 # And in which dtype blocks multiply; mxfp8: with a scale for 32 values (OCP Microscaling Formats 1.0).
 Products = Literal["bf16", "fp8", "mxfp8"]
-# Which of its operations that wait for memory are one kernel: norms and rotary embeddings, as compiled; norms;
-# or none, so that each reads and writes what it works on (cost/compute.py).
+# Which of its operations that wait for memory are one kernel: norms and rotary embeddings, as compiled;
+# norms; or none, so that each reads and writes what it works on (cost/compute.py).
 Operations = Literal["fused", "norms", "single"]
 # The optimizer of matrices: AdamW with fp32 moments, or in 8 bits with a scale for 256 values, or Muon.
 Optimizer = Literal["adamw", "adamw8bit", "muon"]

@@ -3,8 +3,8 @@ and with products in fp8, with tensor, pipeline and context parallelism. Nothing
 
 An empty sequence length is the repository's default, 8,192. The H100 have 96 GB of HBM2e and 500 W. float8
 with a scale for each row ("rowwise") was slower than bf16 in June 2025; the model knows no such product.
-Asynchronous tensor parallelism is predicted as the other kind: hidden like the sharding's collectives, its rows
-would be 9 to 31 % too fast.
+Asynchronous tensor parallelism is predicted as the other kind: hidden like the sharding's collectives, its
+rows would be 9 to 31 % too fast.
 """
 
 from dataclasses import replace

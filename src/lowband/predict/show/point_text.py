@@ -23,7 +23,8 @@ def text(row: dict[str, Any]) -> str:
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}{recomputed(row)}",
         f"products in {row['products']}, attention {row['attention']}, operations {row['operations']}, "
-        f"{'with' if row['dropout'] else 'no'} dropout, {row['optimizer']}, gradients reduced in {row['reduce_dtype']}"
+        f"{'with' if row['dropout'] else 'no'} dropout, {row['optimizer']}, "
+        f"gradients reduced in {row['reduce_dtype']}"
         + (", tokens divided along tp" if row["sequence_parallel"] else ""),
         *([_adapters(row["lora"])] if "lora" in row else []),
         *([_along_context(row["context"])] if "context" in row else []),
