@@ -221,11 +221,8 @@ def work(
     inside = (4 * (q + 2 * k) + (norm * model.qk_norm + rotary) * (q + k) + per_width * f) / tensor
     merged = softmax * merges
     norms = (1 if model.parallel_block else 2) + (2 if model.post_norms else 0)
-    moved = (
-        (norm * norms + (14 if dropout else 12)) * h / axes.outside
-        + inside
-        + merged * MERGED_BYTES * h / tensor
-    )
+    outside = (norm * norms + (14 if dropout else 12)) * h / axes.outside
+    moved = outside + inside + merged * MERGED_BYTES * h / tensor
     if model.experts is not None:
         rows = load * model.top_k
         routed = per_width * model.expert_width * (rows + model.shared_experts) + 8 * h * rows
