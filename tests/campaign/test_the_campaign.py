@@ -4,12 +4,14 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from lowband.evidence.claims.experiments import read_experiments
 from lowband.evidence.report.verify import verify, write_sums
 from lowband.evidence.tables.points import identity
 from tests.campaign import measuring
@@ -335,3 +337,15 @@ def test_a_part_is_there_and_its_columns_fit(name: str) -> None:
         assert {column: "" if value == "None" else value for column, value in added.items()} == {
             column: _default(column) for column in added
         }
+
+
+def test_an_experiment_names_the_day_of_its_rows() -> None:
+    """Of rows that the campaign measured again, that it did: `shipped` of config/experiments.yaml."""
+    begun = {row["part"]: date.fromisoformat(row["begun"][:10]) for row in read(ROOT / CAMPAIGN)}
+    days = {suite: day for name, day in begun.items() for suite in PARTS[name].suites}
+    found = [
+        (name, each.shipped, max(days[suite] for suite in each.measured.suites if suite in days))
+        for name, each in read_experiments(ROOT / "config").items()
+        if each.measured is not None and days.keys() & set(each.measured.suites)
+    ]
+    assert found and all(shipped is not None and shipped >= day for _, shipped, day in found), found
