@@ -28,7 +28,7 @@ from lowband.cost.memory import (
     together,
 )
 from lowband.cost.numbers import GIB, Num, stacked
-from lowband.predict.place import Place, alike, fullest
+from lowband.predict.place import Place, alike, fullest, reused
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.activations import KEPT_KIND
@@ -146,6 +146,9 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     if job.lora is not None:
         return _states_of_adapted(job, place, accumulation)
     found = _states_under(job.scheme, job, place, accumulation)
+    if stay := reused(job, place):
+        held = place.numels[0] + stay * (place.numels[-1] + place.experts)
+        found["gathered"] = max(found["gathered"], DTYPE_BYTES[job.compute_dtype] * held)
     if (scheme := _gathered_scheme(job)) is job.scheme:
         return found
     there = _states_under(scheme, job, place, accumulation)

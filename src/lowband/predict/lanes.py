@@ -17,14 +17,23 @@ from lowband.cost.matrices import NAMES as MATRIX_NAMES
 from lowband.cost.matrices import exchange_s as exchange_s_of_matrices
 from lowband.cost.numbers import Num
 from lowband.predict.exposed import Lane
-from lowband.predict.place import Place
+from lowband.predict.place import Place, reused
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import Levels
 from lowband.spec.step import BACKWARD_GATHER, FORWARD_GATHER
 
 
 def lanes(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
-    """Seconds of each collective of the root and of a block."""
+    """Seconds of each collective of the root and of a block, of the mean one where some are not gathered
+    again."""
+    root, block = _lanes_of_place(job, place, network, computer)
+    if stay := reused(job, place):
+        again = 1 - stay / place.blocks
+        block = {name: time * (again if name == BACKWARD_GATHER.name else 1) for name, time in block.items()}
+    return root, block
+
+
+def _lanes_of_place(job: Workload, place: Place, network: Network, computer: Computer) -> tuple[Lane, Lane]:
     of = job, network, computer
     if job.lora is not None:
         return _lanes_of_adapted(*of, place.numels)

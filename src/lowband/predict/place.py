@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from lowband.cost.bytes import expert_numels, stage_numels
+from lowband.cost.memory import are_gathered
 from lowband.cost.numbers import Num
 from lowband.cost.stages import Course, most_summed, parts_of
 from lowband.cost.stages_step import listed
@@ -122,6 +123,16 @@ def _has_as_much(one: Place, other: Place) -> bool:
     more = (getattr(one, name) >= getattr(other, name) for name in names)
     held = all(any(a >= c and b >= d for a, b in one.held) for c, d in other.held)
     return all(more) and one.numels[0] >= other.numels[0] and held
+
+
+def reused(job: Workload, place: Place) -> int:
+    """Blocks, the last of a forward, whose weights stay gathered until their backward: between the two come
+    the head and all blocks behind them, once forward and once backward."""
+    if job.stack.reused is None or job.is_in_stages or not are_gathered(job.scheme, job.levels):
+        return 0
+    head, block = job.model.vocab * job.model.hidden / job.axes.tensor, place.numels[-1] + place.experts
+    behind = (job.stack.reused.value / 2 - head) / block
+    return 0 if behind < 0 else min(place.blocks, int(behind) + 1)
 
 
 @cache

@@ -43,6 +43,11 @@ class StackConstants(Strict):
     reductions: Fact | None = Field(
         default=None, description="the same of the reduction of its gradients; none: 1"
     )
+    reused: Fact | None = Field(
+        default=None,
+        description="elements: weights that are used again before so many others were stay gathered; none: "
+        "0, each block is gathered again for its backward",
+    )
     logit_bytes: Fact | None = Field(
         default=None,
         description="memory per logit at the loss; none: 14 bytes, of a loss that is not compiled",
