@@ -83,7 +83,7 @@ def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
     rows = table.set_index(["stack", "scheme", "order"])
     gain, memory = rows["over_hier3_depth"], rows["peak_memory_bytes"] / 2**30
     planned = ("deepspeed-zero", "planned", "breadth")
-    assert gain[planned] == pytest.approx(1.23, abs=0.005)
+    assert gain[planned] == pytest.approx(1.24, abs=0.005)
     assert gain[planned] / gain["deepspeed-zero", "hier3", "breadth"] == pytest.approx(1.08, abs=0.005)
     assert gain["ours", "planned", "breadth"] == pytest.approx(1.0, abs=0.01)
     assert memory[planned] == pytest.approx(32, abs=0.5)

@@ -236,10 +236,10 @@ def test_what_is_said_of_other_readings() -> None:
         return [f"{100 * float(share):.0f} %" for place, share in values.items() if "efficiency" in place]
 
     best = at.loc[("hier3, INT8 update", "two shares of links (fitted again)")]
-    assert best["largest_error_percent"] < 0.2
+    assert best["largest_error_percent"] < 0.3
     node, world = shares("hier3, INT8 update", "two shares of links (fitted again)")
     PREDICTOR.says(
-        f"off by less than 0.2 % where collectives reach {node} of the links in a node and {world} of"
+        f"off by less than 0.3 % where collectives reach {node} of the links in a node and {world} of"
     )
     [alone] = shares("hier3, INT8 update", "slow links in a node only")
     PREDICTOR.says(f"no slow links between nodes at all: {alone} in a node alone will do")
