@@ -237,6 +237,14 @@ def test_the_command_writes_tiers(
     assert says in (tmp_path / file).read_text()
 
 
+def test_costs_of_choices_beside_degrees_of_which_software_has_no_scheme(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = ("--cluster", "dgx-h100", "--stack", "fsdp2", "--model", "llama-3.1-8b", "--gpus", "8")
+    said = printed_by(capsys, "plan", "--root", str(ROOT), *job, "--software", "torchtitan")
+    assert "runs in torchtitan" in said and "ways gather: ring would be" in said
+
+
 def _attending(way: str) -> Ways:
     return Ways.of_options(cp=2).model_copy(update={"context_attention": way})
 

@@ -99,7 +99,8 @@ class Search:
         for base in self.bases:
             if not _near(base.varied(scheme=best.batches.scheme), best).any():
                 continue
-            of_base = self._table(base)
+            if not (of_base := self._table(base)).schemes:  # that some software has
+                continue
             near = np.array([_near(base.varied(scheme=one), best) for one in of_base.schemes], dtype=bool)
             self._predict_any(base, of_base, near & self._takes(base, of_base))
         return self.found
