@@ -18,6 +18,7 @@ from lowband.cost.memory import start_bytes, state_bytes
 from lowband.cost.states import sent_as_states
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
+from lowband.spec.attention import Latent
 from lowband.spec.axes import Ways
 from lowband.spec.context import layout_of
 from lowband.spec.machine import Level, Link
@@ -229,6 +230,17 @@ def test_operations_that_read_and_write(
     )
     assert found.forward - fused.forward == pytest.approx(10 * bytes_more / 1e9, abs=1e-15)
     assert found.backward - fused.backward == pytest.approx(20 * bytes_more / 1e9, abs=1e-15)
+
+
+def test_of_a_latent_its_positions_are_turned() -> None:
+    """4 of each query of 8 heads, and once of the key that all heads share."""
+    computer = Computer(machine(memory_gigabytes_per_s=fact(1)), "bf16")
+    latent = Latent(kv_rank=16, q_rank=16, rope=4, nope=8, value=8)
+    model = GPT.model_copy(update={"positions": "rotary", "latent": latent})
+    fused, found = (
+        work(computer, model, 10, 1, "none", "flash", operations=each) for each in ("fused", "norms")
+    )
+    assert found.forward - fused.forward == pytest.approx(10 * 20 * 4 * 9 / 1e9, abs=1e-15)
 
 
 @pytest.mark.parametrize(

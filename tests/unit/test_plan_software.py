@@ -22,6 +22,7 @@ from lowband.spec.axes import Ways
 from lowband.spec.exchange import scheme_of_deepspeed
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+from lowband.spec.sourced import Fact
 from lowband.spec.tiers import DEVICE, DISK, HOST, Tier
 from tests.checkout import CONFIG, ROOT
 from tests.printed import printed_by
@@ -235,6 +236,25 @@ def test_the_command_writes_tiers(
     of += ["--micro-batch", "1", "--seq", "1024", "--tiers", *tiers, "--write", "found"]
     assert file in printed_by(capsys, *of, "--software", software)
     assert says in (tmp_path / file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("operations", "logit_bytes", "parts"),
+    [
+        ("single", None, None),
+        ("single", 4.0, ["loss"]),
+        ("fused", None, ["model"]),
+        ("fused", 4.0, ["model", "loss"]),
+    ],
+)
+def test_torchtitan_compiles_what_was_predicted_so(
+    operations: str, logit_bytes: float | None, parts: list[str] | None
+) -> None:
+    of = job("zero3", Ways(), recompute="full")
+    fact = None if logit_bytes is None else Fact(value=logit_bytes, source="asked")
+    stack = of.stack.model_copy(update={"operations": operations, "logit_bytes": fact})
+    written = tomllib.loads(torchtitan(best(replace(of, stack=stack))))
+    assert written.get("compile") == (None if parts is None else {"enable": True, "components": parts})
 
 
 def test_costs_of_choices_beside_degrees_of_which_software_has_no_scheme(

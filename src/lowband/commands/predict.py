@@ -198,7 +198,7 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--operations",
         choices=get_args(Operations),
-        help="which are one kernel: fused, as compiled",
+        help="norms and rotary embeddings: kernels of a compiler, norms alone, or torch's one by one",
     )
     parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")

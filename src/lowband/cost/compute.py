@@ -218,7 +218,10 @@ def work(
         core, scores = np.maximum(core, 4 * one), 9 * one
     per_width = (8 if gated_kept == 4 else 6) if model.gated else 4
     norm, rotary = NORM_BYTES[operations], ROTARY_BYTES[operations] * (model.positions == "rotary")
-    inside = (4 * (q + 2 * k) + (norm * model.qk_norm + rotary) * (q + k) + per_width * f) / tensor
+    turned = model.rotated * (
+        model.heads + (1 if model.latent else k // model.rotated)
+    )  # a latent's key once
+    inside = (4 * (q + 2 * k) + norm * model.qk_norm * (q + k) + rotary * turned + per_width * f) / tensor
     merged = softmax * merges
     norms = (1 if model.parallel_block else 2) + (2 if model.post_norms else 0)
     outside = (norm * norms + (14 if dropout else 12)) * h / axes.outside

@@ -28,7 +28,7 @@ from lowband.cost.memory import (
     together,
 )
 from lowband.cost.numbers import GIB, Num, stacked
-from lowband.predict.place import Place, alike, fullest, reused
+from lowband.predict.place import Place, alike, fullest, gathered_block, reused
 from lowband.predict.tiers import moved
 from lowband.predict.workload import Workload
 from lowband.spec.activations import KEPT_KIND
@@ -146,13 +146,13 @@ def _states(job: Workload, place: Place, accumulation: int) -> dict[str, int]:
     if job.lora is not None:
         return _states_of_adapted(job, place, accumulation)
     found = _states_under(job.scheme, job, place, accumulation)
+    if (scheme := _gathered_scheme(job)) is not job.scheme:
+        there = _states_under(scheme, job, place, accumulation)
+        found |= {kind: there[kind] for kind in there if kind == "gathered" or kind.startswith("buffers")}
     if stay := reused(job, place):
-        held = place.numels[0] + stay * (place.numels[-1] + place.experts)
-        found["gathered"] = max(found["gathered"], DTYPE_BYTES[job.compute_dtype] * held)
-    if (scheme := _gathered_scheme(job)) is job.scheme:
-        return found
-    there = _states_under(scheme, job, place, accumulation)
-    return found | {kind: there[kind] for kind in there if kind == "gathered" or kind.startswith("buffers")}
+        held = DTYPE_BYTES[job.compute_dtype] * (place.numels[0] + stay * gathered_block(job, place))
+        found["gathered"] = max(found["gathered"], held)
+    return found
 
 
 def _gathered_scheme(job: Workload) -> Scheme:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
+from math import ceil
 from typing import Any
 
 from lowband.cost.bytes import expert_numels, stage_numels
@@ -126,13 +127,21 @@ def _has_as_much(one: Place, other: Place) -> bool:
 
 
 def reused(job: Workload, place: Place) -> int:
-    """Blocks, the last of a forward, whose weights stay gathered until their backward: between the two come
-    the head and all blocks behind them, once forward and once backward."""
-    if job.stack.reused is None or job.is_in_stages or not are_gathered(job.scheme, job.levels):
+    """Blocks, the last of a forward, whose weights stay gathered until they are used again: fewer elements
+    than the stack's `reused` come between. These are the head, forward and backward, and all blocks behind
+    them, forward, once more where they are recomputed, and backward. Beside adapters none is known to."""
+    if job.stack.reused is None or job.is_in_stages or job.lora is not None:
         return 0
-    head, block = job.model.vocab * job.model.hidden / job.axes.tensor, place.numels[-1] + place.experts
-    behind = (job.stack.reused.value / 2 - head) / block
-    return 0 if behind < 0 else min(place.blocks, int(behind) + 1)
+    if not are_gathered(job.scheme, job.levels):
+        return 0
+    head, visits = job.model.vocab * job.model.hidden / job.axes.tensor, 3 if job.again == 1 else 2
+    behind = (job.stack.reused.value - 2 * head) / (visits * gathered_block(job, place))
+    return min(place.blocks, max(0, ceil(behind)))
+
+
+def gathered_block(job: Workload, place: Place) -> int:
+    """Elements of a block that are gathered, its experts' where they are."""
+    return place.numels[-1] + place.experts * are_gathered(job.scheme, job.levels_alike)
 
 
 @cache

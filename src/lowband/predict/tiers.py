@@ -14,9 +14,10 @@ bytes a parameter are read and 12 written beside it, join(update, read + written
 F / m. What hides behind backwards, two units' reads and two units' writes, is left out.
 
 Weights beyond the device are fetched, this rank's shard of a unit, before each gather, behind forwards and
-backwards alike; new ones go there in place of a step's first fetch. What lies on a disk passes the host: both
-ways take as long as the slower one. Each lane is taken to hide behind the same computation as the collectives
-do, so the sum is an upper bound. Those that stay on the device (`resident`) are counted access by access.
+backwards alike, but for the root's and those of a secondary copy, which backwards have; new ones go there in
+place of a step's first fetch. What lies on a disk passes the host: both ways take as long as the slower one.
+Each lane is taken to hide behind the same computation as the collectives do, so the sum is an upper bound.
+Those that stay on the device (`resident`) are counted access by access.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from lowband.cost.numbers import GIB, GIGA, Num, join
 from lowband.cost.tiers import Beyond, Rates, update_s
 from lowband.cost.weights_copies import fetched_bytes
 from lowband.errors import UserError
-from lowband.predict.place import Place
+from lowband.predict.place import Place, reused
 from lowband.predict.workload import Workload
 from lowband.spec.buckets import BUCKET_NUMEL
 from lowband.spec.machine import TierName
@@ -95,26 +96,28 @@ def fetches(job: Workload, place: Place) -> tuple[Num, Num]:
     found = [
         (size, size + forward, backward)
         for numels, levels in ((place.numels, job.levels), (place.expert_numels, job.levels_alike))
-        for size, forward, backward in ([_fetched(job, numels, levels, place.gathers)] if numels else [])
+        for size, forward, backward in ([_fetched(job, place, numels, levels)] if numels else [])
     ]
     of_all, forwards, backwards = (sum(each) for each in zip(*found, strict=True))
     return forwards / of_all, backwards / of_all
 
 
-def _fetched(
-    job: Workload, numels: Sequence[int], levels: Levels, gathers: tuple[Num, Num]
-) -> tuple[int, Num, Num]:
+def _fetched(job: Workload, place: Place, numels: Sequence[int], levels: Levels) -> tuple[int, Num, Num]:
     """Bytes of units, and what of them a step fetches for forwards, but the first, and for backwards."""
-    ranks = levels.size(job.scheme.weights)
+    ranks, stay = levels.size(job.scheme.weights), reused(job, place)
     root, *blocks = (DTYPE_BYTES[job.compute_dtype] * numel // ranks for numel in numels)
-    sizes = [root, *blocks] if job.scheme.resident else [root, sum(blocks)]  # which are gathered alike
+    again = len(blocks) - stay
+    sizes = [root, *blocks]
+    if not job.scheme.resident:  # what is gathered alike together
+        sizes, again, stay = [root, sum(blocks[:again]), sum(blocks[again:])], 1, 1
 
     def fetched(forward: Num, backward: Num) -> tuple[Num, Num]:
-        return fetched_bytes(sizes, job.scheme, levels, [(forward, backward)] * len(sizes))
+        often = [(forward, backward)] * (1 + again) + [(forward, 0)] * stay
+        return fetched_bytes(sizes, job.scheme, levels, often)
 
     if not job.scheme.resident:
-        return sum(sizes), *fetched(*gathers)
-    forward, backward = np.vectorize(fetched, otypes=[float, float])(*gathers)  # access by access
+        return sum(sizes), *fetched(*place.gathers)
+    forward, backward = np.vectorize(fetched, otypes=[float, float])(*place.gathers)  # access by access
     return sum(sizes), forward[()], backward[()]
 
 

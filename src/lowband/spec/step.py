@@ -113,7 +113,8 @@ STASH = Collective(  # gradients, averaged, to the optimizer's shard
 FETCH = Collective(  # new weights back, before `update_gather`
     "fetch", "copy", "optim", "optim", "weights", "step", "forward")
 COPIES: tuple[Collective, ...] = (STASH, FETCH)
-# And of the copy of the weights, before each gather but of new ones, which come by way of `update_gather`.
+# And of the copy of the weights, before each gather but of new ones, which come by way of `update_gather`,
+# and of a secondary copy, which is on the device.
 FORWARD_FETCH = Collective("forward_fetch", "copy", "weights", "weights", "weights", "pass", "forward")
 BACKWARD_FETCH = Collective(
     "backward_fetch", "copy", "weights", "weights", "weights", "pass", "backward", of_root=False)

@@ -1,8 +1,8 @@
 """Llama 2 and 3 under FSDP2, in tokens per second: on 64 GCDs of Frontier (eminorhan/frontier-torchtitan),
 and on 64 A100 as torchtitan's tables of 2024 have them, eager. Nothing is fitted on these rows.
 
-"selective layer" recomputes every second layer, "selective op" all but every other matrix product. Norms were
-kernels of their own, LayerNorm's on Frontier.
+"selective layer" recomputes every second layer, "selective op" all but every other matrix product. Without a
+compiler a norm was one kernel.
 """
 
 from dataclasses import replace

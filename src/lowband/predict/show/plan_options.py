@@ -206,8 +206,12 @@ def torchtitan(best: Candidate) -> str:
         "parallelism": parallelism,
         "activation_checkpoint": kept.get(job.recompute, {"mode": "selective", "selective_ac_option": "op"}),
     }  # fmt: skip
-    if job.stack.operations == "fused" or job.stack.logit_bytes is not None:  # or its loss alone is compiled
-        tables["compile"] = {"enable": True}
+    compiled = {"model": job.stack.operations == "fused", "loss": job.stack.logit_bytes is not None}
+    if any(compiled.values()):
+        tables["compile"] = {
+            "enable": True,
+            "components": [part for part, is_so in compiled.items() if is_so],
+        }
     if job.stack.products != "bf16":
         tables["model"] = {"converters": [{"fp8": "float8", "mxfp8": "mx"}[job.stack.products]]}
     return "\n".join(_table(name, values) for name, values in tables.items())
