@@ -11,15 +11,13 @@ from lowband.spec.run import RunSpec
 from lowband.spec.stack import Stack
 
 STACKS = {"deepspeed": "deepspeed-zero", "fsdp2": "fsdp2"}  # of engines that have one
-AS_RUN = {"deepspeed": {"reused": None}}  # our runs of it gather each block again (trainers/deepspeed.py)
 
 
 def suite_stacks(config: Config, specs: Sequence[RunSpec]) -> dict[str, Stack]:
     """By engine, the stacks with which runs of peers are predicted on their machine."""
     cluster = specs[0].machine.name
     engines = dict.fromkeys(spec.engine for spec in specs if spec.engine in STACKS)
-    stacks = {engine: config.stack_on(STACKS[engine], cluster) for engine in engines}
-    return {engine: stack.model_copy(update=AS_RUN.get(engine, {})) for engine, stack in stacks.items()}
+    return {engine: config.stack_on(STACKS[engine], cluster) for engine in engines}
 
 
 def suite_ratios(config: Config, name: str) -> list[Ratio]:
