@@ -66,10 +66,11 @@ def _does_not_fit(row: dict[str, Any]) -> str:
     """The first line on a job that does not fit: its times are of no job that can run there."""
     if not row["short_by_bytes"]:
         return f"does not fit beyond the device: {_rooms(row['tiers'])}; times below are as if it did"
-    low, high = (-end / GIB for end in row["interval"]["headroom_bytes"])
+    most, least = (-end / GIB for end in row["interval"]["headroom_bytes"])
+    may = "" if least > 0 else ", within the error of predicted memory"
     return (
-        f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({high:.3g} to {low:.3g}) short of the "
-        f"{row['capacity_bytes'] / GIB:g} GiB of a rank; times below are as if it did"
+        f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({least:.3g} to {most:.3g}) short of the "
+        f"{row['capacity_bytes'] / GIB:g} GiB of a rank{may}; times below are as if it did"
     )
 
 
