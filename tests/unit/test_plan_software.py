@@ -323,7 +323,7 @@ def test_a_named_scheme_over_groups(capsys: pytest.CaptureFixture[str]) -> None:
         "--model",
         "llama-3-8b",
     ]
-    job += ["--gpus", "128", "--seq", "2048", "--groups", "32", "--scheme"]
+    job += ["--model", "llama-3-8b", "--gpus", "128", "--seq", "2048", "--groups", "32", "--scheme"]
     machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 128)
     for name, weights in (("zero3", "group"), ("zero1", "self")):
         scheme = Scheme(name=name, weights=weights, grads=weights, optim="group")
