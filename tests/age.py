@@ -48,7 +48,11 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "load/": ("src/lowband/spec", f"{_EVIDENCE}/tables", f"{_EVIDENCE}/importers", "workflow"),
     "local/": (_ENGINE,),
     "local/disk.csv": (_PACKAGE,),
-    "mutants/": tuple(f"src/lowband/{name}" for name in ("spec", "cost", "predict", "claims", "engine")),
+    "mutants/": (
+        *(f"src/lowband/{name}" for name in ("spec", "cost", "predict", "engine")),
+        f"{_EVIDENCE}/claims",
+        f"{_EVIDENCE}/tables",
+    ),
     "one-byte/": (_ENGINE,),
     "optimizers/": (_ENGINE,),
     "orders/": (_ENGINE,),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.age import MEASURED, measured_part, share
+from tests.checkout import ROOT
 from tests.named_commits import (
     CAMPAIGN,
     REFERENCE,
@@ -116,6 +117,7 @@ def test_every_table_has_a_measured_part() -> None:
     names = [path.relative_to(REFERENCE).as_posix() for path in CSV]
     assert measured_part(CAMPAIGN) == measured_part(TABLE)
     assert all(any(name.startswith(prefix) for name in names) for prefix in MEASURED)
+    assert all((ROOT / part).exists() for parts in MEASURED.values() for part in parts)
 
 
 def test_a_part_is_as_old_as_its_lines(history: frozenset[str]) -> None:
