@@ -146,6 +146,14 @@ def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str
     assert printed_by(capsys, *ASKED, "--model", "gpt-1m").startswith("predicted: ")
 
 
+def test_a_fitted_constant_says_on_whose_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine's share of the peak is of the stack that ran there, whichever is asked for."""
+    asked = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--stack", "fsdp2", "--model", "gpt-1m"]
+    said = printed_by(capsys, *asked, "--scheme", "zero3", "--gpus", "8")
+    assert "fitted, on runs of llm-foundry: device.matmul_efficiency" in said
+    assert "fitted, on runs of torchtitan: device.framework_gib" in said
+
+
 def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--model", "gpt-1m", "gpt-1t", "--strict"]) == 1
     assert main([*ASKED, "--model", "gpt-1m", "--strict"]) == 0

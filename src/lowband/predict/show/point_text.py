@@ -153,7 +153,11 @@ def fits(row: dict[str, Any]) -> str:
 def constant_lines(found: dict[str, Any]) -> list[str]:
     """What the prediction stands on: names by kind, and each default with its interval and reason."""
     named = {kind: names_of(found, kind) for kind in KINDS}
-    lines = [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names and kind != "default"]
+    of_runs = dict[str, list[str]]()  # a machine's constants are of the stack that ran there
+    for name in named["fitted"]:
+        of_runs.setdefault(f"fitted, on runs of {', '.join(found[name]['fitted_on'])}", []).append(name)
+    others = {kind: names for kind, names in named.items() if names and kind not in ("fitted", "default")}
+    lines = [f"{title}: {', '.join(names)}" for title, names in (of_runs | others).items()]
     known = ["constants", *(f"  {line}" for line in lines)] if lines else []
     if not named["default"]:
         return known

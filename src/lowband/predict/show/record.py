@@ -77,7 +77,11 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             "headroom_bytes": None if room is None else [round(room.low), round(room.high)],
         },
         "constants": {
-            path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
+            path: {
+                **fact.model_dump(include={"value", "low", "high", "source"}),
+                "kind": fact.kind,
+                **({"fitted_on": fact.fitted_on} if fact.fitted_on else {}),
+            }
             for path, fact in constants(job.machine, job.stack).items()
         },
         **_context(job),
