@@ -122,7 +122,7 @@ def test_of_experts_those_that_are_gathered_are_held() -> None:
 
 
 def test_where_one_matrix_is_all_that_may_live_something_is_hidden() -> None:
-    """DeepSpeed would gather nothing ahead at 530B, whose MLP has 4 x 20,480^2 elements a matrix: with nothing
+    """DeepSpeed would gather nothing ahead at 530B, whose MLP has matrices of 4 x 20,480^2: with nothing
     hidden, the published rows are further off."""
     found = []
     for _, _, of_row in jobs(SOURCES["megatron-zero3"]):
