@@ -90,7 +90,9 @@ def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
 
 def _listed(raw: Path | None) -> list[str]:
     """Commits of a shipped table that names none, as results/reference/commits.csv has them."""
-    for folder in () if raw is None else raw.parents:
+    if raw is None:
+        return []
+    for folder in raw.parents:
         if (folder / "commits.csv").is_file():
             table = read_table(folder / "commits.csv")
             return list(table[table["file"] == raw.relative_to(folder).as_posix()]["commit"])
