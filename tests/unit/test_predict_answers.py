@@ -150,7 +150,7 @@ def test_a_fitted_constant_says_on_whose_runs(capsys: pytest.CaptureFixture[str]
     """A machine's share of the peak is of the stack that ran there, whichever is asked for."""
     asked = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--stack", "fsdp2", "--model", "gpt-1m"]
     said = printed_by(capsys, *asked, "--scheme", "zero3", "--gpus", "8")
-    assert "fitted, on runs of llm-foundry: device.matmul_efficiency" in said
+    assert "fitted, on runs of llm-foundry: device.memory_efficiency, device.matmul_efficiency" in said
     assert "fitted, on runs of torchtitan: device.framework_gib" in said
 
 
