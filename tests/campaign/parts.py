@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from lowband.evidence.tables.collect import COLUMNS, KEYS
+
 
 class Step(NamedTuple):
     """A module that writes a row for each case.
@@ -56,6 +58,7 @@ class Part(NamedTuple):
 
 
 _TIMES = ("grad_norm", "step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s")
+_OF_WAN = ("run_id", "point", "step", "is_warmup", "loss", "step_time_s")
 _CASES, _AT_A_TIME = 1000, 100
 
 PARTS = {
@@ -68,6 +71,7 @@ PARTS = {
     "peers-box": Part("peers", True, ("peers-box",)),
     "local": Part("local/tables", True, ("default", "volume", "links", "order")),
     "convergence": Part("convergence", False, ("convergence",), _TIMES),
+    "wan": Part("wan", False, ("wan",), tuple({*KEYS, *COLUMNS["steps"]} - {*_OF_WAN})),
     **{
         name: Part(
             "faults",

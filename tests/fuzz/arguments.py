@@ -70,7 +70,9 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
         f"{JOB} --scheme zero3 --gpus 16 --lora-rank 4 --lora-on q out",
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
-        "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon",
+        "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon "
+        "--operations single --gated-kept 3",
+        "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 64 --groups 32",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json "

@@ -15,7 +15,7 @@ from pathlib import Path
 from lowband.spec.run_folder import RunFolder
 from tests.campaign_rows import Rows, write_environment
 from tests.checkout import ROOT
-from tests.twice.cases import CASES, COMMANDS, LONGEST_S
+from tests.twice.cases import CASES, COMMANDS, LINKED, LONGEST_S
 from tests.twice.runs import run_folder
 
 COLUMNS = ("what", "against", "is_promised", "same", "first_difference", "why", "commit")
@@ -93,26 +93,30 @@ def differing(one: RunFolder, other: RunFolder) -> str:
 
 
 def _files_differ(command: tuple[str, ...], work: Path) -> str:
-    """Run it in two new folders; the first of its files, or what it printed, that is not the same.
+    """The first file that a command does not write with the same bits twice, or what it prints.
 
     work: folder of run folders
     """
-    found = []
-    for attempt in ATTEMPTS:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for part in ("config", "slurm", "results"):
-                (folder / part).symlink_to(ROOT / part)
-            runs = sorted(str(path.parent) for path in work.glob("*/outcome.json"))
-            (folder / "runs.txt").write_text("".join(f"{run}\n" for run in runs))
-            printed = _call(list(command), folder, attempt)
-            files = sorted(path for path in folder.glob("out/**/*") if path.is_file())
-            assert printed or files
-            contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-            found.append({"what it prints": printed, **contents})
-    one, other = found
+    one, other = (contents(command, work, attempt) for attempt in ATTEMPTS)
     assert list(one) == list(other)
     return next((name for name in one if one[name] != other[name]), "")
+
+
+def contents(command: tuple[str, ...], work: Path, attempt: str) -> dict[str, bytes]:
+    """What a command prints, and each file that it writes, run in a new folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in LINKED:
+            (folder / part).symlink_to(ROOT / part)
+        runs = sorted(str(path.parent) for path in work.glob("*/outcome.json"))
+        (folder / "runs.txt").write_text("".join(f"{run}\n" for run in runs))
+        printed = _call(list(command), folder, attempt)
+        files = sorted(path for path in folder.glob("out/**/*") if path.is_file())
+        assert printed or files
+        return {
+            "what it prints": printed,
+            **{str(path.relative_to(folder)): path.read_bytes() for path in files},
+        }
 
 
 def _env(attempt: str) -> dict[str, str]:

@@ -86,7 +86,8 @@ CASES = (
 
 _FRONTIER = ("--cluster", "frontier", "--model", "gpt-20b", "--gpus", "384")
 
-# Run in a folder of its own that has the repository's config/, slurm/ and results/; `out/` is compared
+# Commands run in a folder of their own that has these of the repository; its `out/` is compared.
+LINKED = ("config", "slurm", "results", "CITATION.cff")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "lowband predict --json": ("lowband", "predict", *_FRONTIER, "--scheme", "zero3", "hier3", "--json"),
     "lowband plan --csv": ("lowband", "plan", *_FRONTIER, "--csv"),

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
-from tests.twice.__main__ import differing
-from tests.twice.cases import CASES
+import pytest
+
+from tests.twice.__main__ import contents, differing
+from tests.twice.cases import CASES, COMMANDS
 from tests.twice.runs import run_folder, train_cases
 
 
@@ -28,3 +30,9 @@ def test_every_case_is_a_spec_of_its_own() -> None:
     specs = [case.spec().to_json() for case in CASES]
     assert len(set(specs)) == len(specs) == len({case.name for case in CASES})
     assert {case.like for case in CASES} <= {"", *(case.name for case in CASES)}
+
+
+@pytest.mark.wide
+def test_tables_figures_and_page_need_only_what_is_linked(tmp_path: Path) -> None:
+    files = contents(COMMANDS["tables, figures, claims, page"], tmp_path, "1")
+    assert {"out/page.html", "out/tables/claims.csv"} <= set(files)

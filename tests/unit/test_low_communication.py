@@ -46,6 +46,8 @@ def test_as_published() -> None:
     assert len(rates) == 75
     assert rates["factor"].median() <= 1.21
     assert (rates["factor"] <= 1.4).mean() >= 0.9
+    above = (rates["predicted"] / rates["published"])[rates["system"] == "DiLoCo"]
+    assert (round(above.min(), 2), round(above.max(), 2), round(above.median(), 2)) == (0.99, 1.19, 1.1)
     shares = rows[rows["arxiv"] == "2412.01152"]
     assert len(shares) == 3
     assert ((shares["predicted"] - shares["published"]).abs() < 1).all()

@@ -11,10 +11,10 @@ import pytest
 from lowband.__main__ import main
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
+from lowband.predict.groups import with_groups
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate
-from lowband.predict.search.groups import with_groups
 from lowband.predict.search.software import SOFTWARE, of_stack, runners
 from lowband.predict.show.plan_options import deepspeed, megatron, torchtitan
 from lowband.predict.workload import Workload
@@ -308,6 +308,30 @@ def test_a_copy_of_one_rank_is_none_to_deepspeed() -> None:
 def test_groups_are_several_nodes_and_not_all(ranks: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
         with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), ranks, 128)
+
+
+def test_a_named_scheme_over_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it shards over all ranks; the rest stays where it was."""
+    job = [
+        "predict",
+        "--root",
+        str(ROOT),
+        "--cluster",
+        "dgx-h100",
+        "--stack",
+        "fsdp",
+        "--model",
+        "llama-3-8b",
+    ]
+    job += ["--model", "llama-3-8b", "--gpus", "128", "--seq", "2048", "--groups", "32", "--scheme"]
+    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 128)
+    for name, weights in (("zero3", "group"), ("zero1", "self")):
+        scheme = Scheme(name=name, weights=weights, grads=weights, optim="group")
+        one = Workload(machine, stack, CONFIG.model("llama-3-8b"), scheme, 128, 1, 2048)
+        row = json.loads(printed_by(capsys, *job, name, "--json"))
+        assert (row["weights"], row["optim"]) == (weights, "group")
+        assert row["step_time_s"] == float(predict(one, interval=False).step_time_s)
+    assert "'ddp' shards nothing over all ranks" in printed_by(capsys, *job, "ddp", code=2)
 
 
 def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,10 @@ def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str
     """And ends with exit code 1; in a grid, if no point fits."""
     first, second, *_ = printed_by(capsys, *ASKED, "--model", "gpt-1t", code=1).splitlines()
     assert first.startswith("does not fit: ")
-    assert "short of the 64 GiB of a rank" in first
+    assert "short of the 64 GiB of a rank; times below" in first
+    hier3 = ["hier3" if word == "zero3" else word for word in ASKED]
+    nearly = printed_by(capsys, *hier3, "--model", "gpt-20b", "--accumulation", "4", code=1)
+    assert "short of the 64 GiB of a rank, within the error of predicted memory; times" in nearly
     assert second.startswith("predicted: gpt-1t under zero3 on 8 ranks of frontier")
     row = json.loads(printed_by(capsys, *ASKED, "--model", "gpt-1t", "--json", code=1))
     assert not row["fits"]
@@ -141,6 +144,14 @@ def test_a_job_that_does_not_fit_says_so_first(capsys: pytest.CaptureFixture[str
     title, *_ = printed_by(capsys, *ASKED, "--model", "gpt-1m", "gpt-1t").splitlines()
     assert title.endswith("64 GiB a rank; 1 of 2 do not fit")
     assert printed_by(capsys, *ASKED, "--model", "gpt-1m").startswith("predicted: ")
+
+
+def test_a_fitted_constant_says_on_whose_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine's share of the peak is of the stack that ran there, whichever is asked for."""
+    asked = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--stack", "fsdp2", "--model", "gpt-1m"]
+    said = printed_by(capsys, *asked, "--scheme", "zero3", "--gpus", "8")
+    assert "fitted, on runs of llm-foundry: device.memory_efficiency, device.matmul_efficiency" in said
+    assert "fitted, on runs of torchtitan: device.framework_gib" in said
 
 
 def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from test_command_rows import jobs
 
 from lowband.cost.bytes import stage_numels
 from lowband.cost.lora import Lora
 from lowband.cost.tiers import Beyond
+from lowband.evidence.validation import SOURCES
 from lowband.predict.place import alike, gathered_block, reused
 from lowband.predict.prediction import predict
 from lowband.predict.request import setting
@@ -117,6 +119,19 @@ def test_of_experts_those_that_are_gathered_are_held() -> None:
         assert gathered_block(one, place) == place.numels[-1] + has * place.experts and place.experts > 0
         held = place.numels[0] + one.model.layers * gathered_block(one, place)
         assert predict(one).memory_bytes["gathered"] == 2 * held
+
+
+def test_where_one_matrix_is_all_that_may_live_something_is_hidden() -> None:
+    """DeepSpeed would gather nothing ahead at 530B, whose MLP has matrices of 4 x 20,480^2: with nothing
+    hidden, the published rows are further off."""
+    found = []
+    for _, _, of_row in jobs(SOURCES["megatron-zero3"]):
+        [one] = of_row
+        if 4 * one.model.hidden**2 > 1e9:
+            found.append([float(predict(each).hfu_tflops_per_gpu) for each in (one, unhidden(one))])
+    published = [138, 98, 48]  # TFLOPS, as reported/07_megatron_sc21_2104.04473.csv has them
+    off = [sum(abs(each[i] / real - 1) for each, real in zip(found, published, strict=True)) for i in (0, 1)]
+    assert off[0] < off[1]
 
 
 def test_nothing_stays_where_nothing_is_gathered() -> None:

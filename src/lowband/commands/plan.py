@@ -133,10 +133,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> None:
+    from lowband.predict.groups import with_groups
     from lowband.predict.request import sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
-    from lowband.predict.search.groups import with_groups
     from lowband.predict.search.plan import RECOMPUTE, plan
     from lowband.predict.search.software import of_stack
     from lowband.predict.show import plan_files, plan_options, plan_text

@@ -70,6 +70,10 @@ def add(commands: Any) -> None:
     )
     predict.add_argument("--schedule", choices=get_args(Schedule), default="1f1b")
     predict.add_argument("--layers", nargs="+", type=blocks, default=[], help=LAYERS)
+    predict.add_argument(
+        "--groups", type=at_least_one, metavar="N",
+        help="shard over groups of N ranks, of several nodes, what the scheme shards over all (HSDP)",
+    )  # fmt: skip
     predict.add_argument("--strict", action="store_true", help="exit code 1 if any point does not fit")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
@@ -183,6 +187,7 @@ SOFTWARE = (
     "reduce_dtype",
     "products",
     "operations",
+    "gated_kept",
     "optimizer",
 )  # keys of a stack
 
@@ -199,6 +204,9 @@ def _add_software(parser: argparse.ArgumentParser) -> None:
         "--operations",
         choices=get_args(Operations),
         help="norms and rotary embeddings: kernels of a compiler, norms alone, or torch's one by one",
+    )
+    parser.add_argument(
+        "--gated-kept", type=int, choices=[2, 3, 4], help="vectors of a gated MLP that a backward finds"
     )
     parser.add_argument("--optimizer", choices=get_args(Optimizer), help="of matrices")
     parser.add_argument("--reduce-dtype", choices=get_args(ReduceDtype), help="of gradients")

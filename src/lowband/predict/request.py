@@ -12,6 +12,7 @@ from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.context_ways import ALL_WAYS, check_ways, in_ways
 from lowband.predict.defaults import with_defaults
+from lowband.predict.groups import over_groups, with_groups
 from lowband.predict.prediction import predict
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
@@ -131,6 +132,7 @@ class Grid:
     software: Mapping[str, object] = field(default_factory=dict)  # as `job_of` has it
     beyond: Beyond | None = None  # the device: which states lie there
     lora: Lora | None = None  # adapters, beside which all else is frozen
+    groups: int | None = None  # of so many ranks, over which what lies over all ranks is sharded instead
 
     def jobs(self) -> Iterator[Workload]:
         machine, stack = setting(self.config, self.cluster, self.stack)
@@ -142,10 +144,12 @@ class Grid:
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute,
             self.axes,
         ):  # fmt: skip
-            length = sequence(model, seq)
-            for one in self._possible(machine, model, ranks, axes, length):
+            length, here, there = sequence(model, seq), (machine, stack), scheme
+            if self.groups is not None:
+                here, there = with_groups(machine, stack, self.groups, ranks), over_groups(scheme)
+            for one in self._possible(here[0], model, ranks, axes, length):
                 yield job_of(
-                    machine, stack, model, scheme, ranks, b, length, a, recompute, one, self.software,
+                    *here, model, there, ranks, b, length, a, recompute, one, self.software,
                     self.imbalance, self.recompute_layers, self.beyond, self.lora,
                 )  # fmt: skip
 

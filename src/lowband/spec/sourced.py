@@ -69,6 +69,11 @@ class Fact(Strict):
         return self
 
     @property
+    def fitted_on(self) -> list[str]:
+        """Whose runs it was fitted on: what their rows' ids begin with."""
+        return list(dict.fromkeys(row.partition(":")[0].partition(" ")[0] for row in self.calibrated_on))
+
+    @property
     def kind(self) -> Kind:
         """What the number is, by its source; `default` if a prediction needed it and no file stated it."""
         if self.calibrated_on:

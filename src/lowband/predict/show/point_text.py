@@ -66,10 +66,11 @@ def _does_not_fit(row: dict[str, Any]) -> str:
     """The first line on a job that does not fit: its times are of no job that can run there."""
     if not row["short_by_bytes"]:
         return f"does not fit beyond the device: {_rooms(row['tiers'])}; times below are as if it did"
-    low, high = (-end / GIB for end in row["interval"]["headroom_bytes"])
+    most, least = (-end / GIB for end in row["interval"]["headroom_bytes"])
+    may = "" if least > 0 else ", within the error of predicted memory"
     return (
-        f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({high:.3g} to {low:.3g}) short of the "
-        f"{row['capacity_bytes'] / GIB:g} GiB of a rank; times below are as if it did"
+        f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({least:.3g} to {most:.3g}) short of the "
+        f"{row['capacity_bytes'] / GIB:g} GiB of a rank{may}; times below are as if it did"
     )
 
 
@@ -152,7 +153,11 @@ def fits(row: dict[str, Any]) -> str:
 def constant_lines(found: dict[str, Any]) -> list[str]:
     """What the prediction stands on: names by kind, and each default with its interval and reason."""
     named = {kind: names_of(found, kind) for kind in KINDS}
-    lines = [f"{kind}: {', '.join(names)}" for kind, names in named.items() if names and kind != "default"]
+    of_runs = dict[str, list[str]]()  # a machine's constants are of the stack that ran there
+    for name in named["fitted"]:
+        of_runs.setdefault(f"fitted, on runs of {', '.join(found[name]['fitted_on'])}", []).append(name)
+    others = {kind: names for kind, names in named.items() if names and kind not in ("fitted", "default")}
+    lines = [f"{title}: {', '.join(names)}" for title, names in (of_runs | others).items()]
     known = ["constants", *(f"  {line}" for line in lines)] if lines else []
     if not named["default"]:
         return known

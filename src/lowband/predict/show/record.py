@@ -51,6 +51,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "attention": job.stack.attention,
         "products": job.stack.products,
         "operations": job.stack.operations,
+        "gated_kept": job.stack.gated_kept,
         "optimizer": job.stack.optimizer,
         "dropout": job.stack.dropout,
         "sequence_parallel": job.axes.sequence_parallel,
@@ -76,7 +77,11 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
             "headroom_bytes": None if room is None else [round(room.low), round(room.high)],
         },
         "constants": {
-            path: {**fact.model_dump(include={"value", "low", "high", "source"}), "kind": fact.kind}
+            path: {
+                **fact.model_dump(include={"value", "low", "high", "source"}),
+                "kind": fact.kind,
+                **({"fitted_on": fact.fitted_on} if fact.fitted_on else {}),
+            }
             for path, fact in constants(job.machine, job.stack).items()
         },
         **_context(job),

@@ -26,15 +26,17 @@ def draw(df: pd.DataFrame) -> Figure:
         slow_and_fast = line[["step_time_max_s", "step_time_min_s"]].to_numpy().T
         spread = np.abs(value * line["step_time_s"].to_numpy() / slow_and_fast - value)
         left.errorbar(line["ranks"], value, spread, elinewidth=0.7, **look.line)
-        free = line[line["ranks"] <= MOST_RANKS]
-        right.plot(free["ranks"], free["efficiency"], **look.line)
-        right.plot(line["ranks"].tail(2), line["efficiency"].tail(2), **{**look.line, "alpha": 0.35})
+        efficiency, many = line["efficiency"].to_numpy(), int((line["ranks"] <= MOST_RANKS).sum())
+        ranks, around = line["ranks"].to_numpy(), spread * efficiency / value
+        right.errorbar(ranks[:many], efficiency[:many], around[:, :many], elinewidth=0.7, **look.line)
+        pale = {**look.line, "alpha": 0.35}
+        right.errorbar(ranks[-2:], efficiency[-2:], around[:, -2:], elinewidth=0.7, **pale)
         ends.append(End(scheme, line["ranks"].iloc[-1], line["efficiency"].iloc[-1], look.color))
     left.set_ylabel(f"TFLOPS per GCD (measured x {df['scale'].iloc[0]:,.0f})")
     one_line(right)
     right.set_ylabel(f"efficiency (base: {int(df['base_ranks'].min())} ranks)")
     left.set_ylim(0, 1.06 * left.dataLim.ymax)
-    right.set_ylim(min(0.7, 0.96 * df["efficiency"].min()), 1.03)
+    right.set_ylim(min(0.7, 0.9 * df["efficiency"].min()), 1.03)  # room for a line of text below
     for axes in (left, right):
         rank_ticks(axes, df["ranks"])
         if df["ranks"].max() > MOST_RANKS:

@@ -16,9 +16,14 @@ def draw(df: pd.DataFrame) -> Figure:
     most = df["ranks"].max()
     for scheme, look, points in by_scheme(df, "ranks"):
         for is_most, rows in points.groupby(points["ranks"] == most):
-            axes.plot(
-                rows["predicted_step_time_s"], rows["measured_over_predicted"], marker=look.marker,
-                linestyle="", color=look.color, markerfacecolor=look.color if is_most else "white",
+            predicted, median = rows["predicted_step_time_s"], rows["measured_over_predicted"]
+            around = [
+                (median - rows["step_time_min_s"] / predicted).abs(),
+                (rows["step_time_max_s"] / predicted - median).abs(),
+            ]
+            axes.errorbar(
+                predicted, median, around, elinewidth=0.7, marker=look.marker, linestyle="",
+                color=look.color, markerfacecolor=look.color if is_most else "white",
                 label=None if is_most else scheme,
             )  # fmt: skip
     axes.set_xscale("log")

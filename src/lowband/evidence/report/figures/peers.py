@@ -1,4 +1,4 @@
-"""Our step time (left) and peak memory (right) over a peer's, one bar per point; 1 is a draw."""
+"""Our step time (left, with the range over repeats) and peak memory (right) over a peer's; 1 is a draw."""
 
 from itertools import cycle
 
@@ -32,13 +32,14 @@ def _bars(axes: Axes, df: pd.DataFrame, column: str, hatches: dict[str, str]) ->
     schemes = looks(df["scheme"])
     width = 0.8 / len(schemes)
     for i, (scheme, look) in enumerate(schemes.items()):
-        rows = df[df["scheme"] == scheme].set_index(GROUP)[column]
+        rows = df[df["scheme"] == scheme].set_index(GROUP).reindex(pd.MultiIndex.from_tuples(groups))
         places = [g + (i - (len(schemes) - 1) / 2) * width for g in range(len(groups))]
-        heights = [rows.get(group, float("nan")) for group in groups]
         axes.bar(
-            places, heights, width * 0.92, color=look.color, hatch=hatches[scheme], edgecolor="white",
+            places, rows[column], width * 0.92, color=look.color, hatch=hatches[scheme], edgecolor="white",
             linewidth=0, label=scheme,
         )  # fmt: skip
+        if f"{column}_low" in rows:
+            axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="0.2", linewidth=0.7)
     axes.axhline(1, color="0.2", linewidth=0.8)
     axes.set_xticks(range(len(groups)), [_label(*group) for group in groups])
     axes.grid(axis="x", visible=False)

@@ -3,7 +3,8 @@
 status, cause     how the peer's runs ended: ok if one of them did; for `not run` the reason, and the other
                   columns are empty
 notes             `shimmed`: part of the peer is replaced by our code, so its times are not meaningful
-step_time_ratio   our median step time over the peer's: below 1 is faster
+step_time_ratio   our median step time over the peer's: below 1 is faster; _low, _high: of our fastest repeat
+                  over the peer's slowest, and the other way round
 memory_ratio      our peak resident memory (of the fullest rank) over the peer's
 loss_difference   largest over steps and repeats
 outside_bytes     sent per rank and step, counted outside the engine; `outside_bytes_<level>`: in groups of
@@ -17,6 +18,7 @@ from lowband.evidence.tables.points import POINT, beside, points, same_but, with
 from lowband.spec.records import CONTROL
 
 OURS, OK = "lowband", "ok"
+SPREAD = ["step_time_min_s", "step_time_max_s"]
 VALUES = ["step_time_s", "tokens_per_s", "peak_memory_bytes_max", "outside_bytes", "interface_bytes"]
 
 
@@ -26,7 +28,9 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
         tokens_per_s=runs["tokens_per_step"] / runs["step_time_s"],
         interface_bytes=runs["interface_bytes"] / runs["steps"],
     ).groupby("point", sort=False)
-    df = points(runs).join(by_point[VALUES].median())
+    steps_s = by_point["step_time_s"]
+    spread = pd.DataFrame({SPREAD[0]: steps_s.min(), SPREAD[1]: steps_s.max()})
+    df = points(runs).join(by_point[VALUES].median()).join(spread)
     ended_ok_last = runs.sort_values("status", key=lambda status: status == OK, kind="stable")
     shown = ["is_quantized", "status", "cause", "notes"]
     df = df.join(ended_ok_last.drop_duplicates("point", keep="last").set_index("point")[shown])
@@ -40,9 +44,11 @@ def build(runs: pd.DataFrame, steps: pd.DataFrame, outside: pd.DataFrame) -> pd.
     ours = df[(df["engine"] == OURS) & (df["status"] == OK)]
     described = [column for column in POINT if column not in ("point", "engine")]
     keys = [*dict.fromkeys([*described, *same_but(df, "engine")])]
-    compared = ["point", *VALUES, *by_level]
+    compared = ["point", *VALUES, *SPREAD, *by_level]
     both = df[df["engine"] != OURS].merge(ours[[*keys, *compared]], on=keys, suffixes=("_peer", "_ours"))
     both["step_time_ratio"] = both["step_time_s_ours"] / both["step_time_s_peer"]
+    both["step_time_ratio_low"] = both["step_time_min_s_ours"] / both["step_time_max_s_peer"]
+    both["step_time_ratio_high"] = both["step_time_max_s_ours"] / both["step_time_min_s_peer"]
     both["memory_ratio"] = both["peak_memory_bytes_max_ours"] / both["peak_memory_bytes_max_peer"]
     return both.rename(columns={"engine": "peer"}).assign(engine=OURS)
 

@@ -3,9 +3,21 @@
 from lowband.errors import UserError
 from lowband.spec.machine import Level, Machine
 from lowband.spec.mesh import WORLD
+from lowband.spec.scheme import Scheme
 from lowband.spec.stack import ANY, Stack
 
 GROUP = "group"
+_STATES = ("weights", "grads", "optim")
+
+
+def over_groups(scheme: Scheme) -> Scheme:
+    """The scheme with what it shards over all ranks sharded over each group. Raises UserError if it shards
+    nothing so."""
+    update = {key: GROUP for key in _STATES if getattr(scheme, key) == WORLD}
+    if not update:
+        what = f"scheme '{scheme.name}' shards nothing over all ranks"
+        raise UserError(what, where="--groups", allowed="schemes that do")
+    return scheme.model_copy(update=update)
 
 
 def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Machine, Stack]:
