@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 _TIMES = ("grad_norm", "step_time_s", "compute_time_s", "exposed_comm_time_s", "hidden_comm_time_s")
-_OF_WAN = ("run_id", "point", "step", "is_warmup", "loss", "step_time_s")
+_OF_WAN = ("run_id", "point", "suite", "step", "is_warmup", "loss", "step_time_s")
 _CASES, _AT_A_TIME = 1000, 100
 
 PARTS = {
