@@ -2,7 +2,7 @@
 
 The suite runs into a folder of its own, results/smoke-cost. Every Python process writes, as it ends, the user
 and system time of itself and of the children that it waited for: forked ranks count with `train`, and all
-processes once more with `snakemake`. The last row is all that the command took, and how long by the wall clock.
+processes once more with `snakemake`. The last row is all that the command took, and its wall time.
 """
 
 import argparse
