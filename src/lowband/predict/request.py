@@ -147,7 +147,7 @@ class Grid:
         models = [self.config.given_model(name) for name in self.model]
         check_ways(machine, self.ways)
         check_used({"--ways": self.ways, "--states": self.states}, self.axes)
-        schemes = [self.config.given_scheme(name) for name in self.scheme]
+        schemes = [self.config.given_scheme(name).on(list(machine.sizes)) for name in self.scheme]
         if self.groups is not None:
             check_sharded(schemes)
         for model, scheme, ranks, b, a, seq, recompute, axes in product(
@@ -156,7 +156,6 @@ class Grid:
         ):  # fmt: skip
             length, here, there = sequence(model, seq), (machine, stack), scheme
             if self.groups is not None and (there := over_groups(scheme, self.groups)) is not scheme:
-                there = there.on(list(machine.sizes))
                 here = with_groups(machine, stack, self.groups, ranks)
             for one in self._possible(here[0], model, ranks, axes, length):
                 job = job_of(
