@@ -25,6 +25,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "axes-peers/": (_ENGINE, "src/lowband/trainers"),
     "box-axes/": (_ENGINE, "src/lowband/box"),
     "box-tensor/": (_ENGINE, "src/lowband/box"),
+    "learning-rates/": (_ENGINE,),
     "lengths/": (_ENGINE, "src/lowband/box"),
     "box-context/": (_ENGINE, "src/lowband/box"),
     "box-bench/comm.csv": ("src/lowband/box", "src/lowband/bench/comm.py"),

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lowband.__main__ import main
-from tests.checkout import ROOT
+from lowband.predict.request import setting
+from tests.checkout import CONFIG, ROOT
 from tests.printed import printed_by
 
 MACHINE = """description: made up
@@ -150,8 +152,8 @@ def test_a_fitted_constant_says_on_whose_runs(capsys: pytest.CaptureFixture[str]
     """A machine's share of the peak is of the stack that ran there, whichever is asked for."""
     asked = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--stack", "fsdp2", "--model", "gpt-1m"]
     said = printed_by(capsys, *asked, "--scheme", "zero3", "--gpus", "8")
-    assert "fitted, on runs of llm-foundry: device.memory_efficiency, device.matmul_efficiency" in said
-    assert "fitted, on runs of torchtitan: device.framework_gib" in said
+    assert "fitted, on rows of llm-foundry: device.memory_efficiency, device.matmul_efficiency" in said
+    assert "fitted, on rows of torchtitan: device.framework_gib" in said
 
 
 def test_strict_ends_with_1_if_anything_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,3 +182,47 @@ def test_a_strict_plan_ends_with_1_if_nothing_fits(
     assert capsys.readouterr() == ("", f"{line}\n")
     assert " fit" in line
     assert "no-such-model" in printed_by(capsys, *plan, "no-such-model", "--strict", code=2)
+
+
+def test_three_pairs_of_the_table_of_machines_have_no_error_of_their_own() -> None:
+    """As docs/predictor-errors.md says under "On your machine"."""
+    table = pd.read_csv(ROOT / "results" / "reference" / "predicted" / "validation.csv")
+    is_speed = ~table["quantity"].isin(["peak GiB", "ratio", "efficiency"])
+    pairs = table[(table["use"] != "calibration") & is_speed].groupby(["cluster", "stack"]).size().index
+    without = {pair for pair in pairs if not setting(CONFIG, *pair)[1].has_evidence}
+    assert without == {
+        ("frontier", "fsdp2"), ("dgx-h200", "fsdp2-2025"), ("selene-2021", "deepspeed-zero"),
+    }  # fmt: skip
+
+
+def test_an_option_about_gated_mlps_is_of_models_that_have_some(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["--root", str(ROOT), "--cluster", "dgx-h100", "--gpus", "8", "--gated-kept", "2", "--seq", "1024"]
+    assert main(["predict", *job, "--model", "gpt-20b", "--scheme", "zero3"]) == 2
+    assert "--gated-kept: model 'gpt-20b' has no gated MLPs" in capsys.readouterr().err
+    assert main(["plan", *job, "--model", "gpt-20b"]) == 2
+    assert "--gated-kept: model 'gpt-20b' has no gated MLPs" in capsys.readouterr().err
+    assert main(["predict", *job, "--model", "llama-3-8b", "--scheme", "zero3"]) == 0
+    assert ", 2 vectors of a gated MLP kept, " in capsys.readouterr().out
+
+
+def test_a_grid_says_what_is_within_the_error_of_memory_as_one_job_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = [
+        "predict",
+        "--root",
+        str(ROOT),
+        "--cluster",
+        "frontier",
+        "--scheme",
+        "hier3",
+        "--gpus",
+        "8",
+        "--model",
+    ]
+    assert main([*job, "gpt-20b", "gpt-1t"]) == 1
+    small, large = (line for line in capsys.readouterr().out.splitlines() if " does not fit: " in line)
+    assert small.endswith(" short, within the error of predicted memory")
+    assert large.endswith(" GiB short")
+    assert main([*job, "gpt-20b"]) == 1
+    assert ", within the error of predicted memory; times below" in capsys.readouterr().out

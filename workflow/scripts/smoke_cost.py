@@ -2,7 +2,7 @@
 
 The suite runs into a folder of its own, results/smoke-cost. Every Python process writes, as it ends, the user
 and system time of itself and of the children that it waited for: forked ranks count with `train`, and all
-processes once more with `snakemake`. The last row is all that the command took.
+processes once more with `snakemake`. The last row is all that the command took, and its wall time.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -36,9 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
-    rows = cost([sys.executable, *SMOKE])
+    start = time.monotonic()
+    *steps, everything = cost([sys.executable, *SMOKE])
+    wall = round(time.monotonic() - start, 1)
+    header = "step", "processes", "processor_time_s", "wall_time_s"
     with options.out.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([("step", "processes", "processor_time_s"), *rows])
+        rows = [header, *((*step, None) for step in steps), (*everything, wall)]
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def cost(command: list[str]) -> list[tuple[str, int | None, float]]:

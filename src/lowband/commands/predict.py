@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
     predict.add_argument("--layers", nargs="+", type=blocks, default=[], help=LAYERS)
     predict.add_argument(
         "--groups", type=at_least_one, metavar="N",
-        help="shard over groups of N ranks, of several nodes, what the scheme shards over all (HSDP)",
+        help="shard over groups of N ranks, of several nodes, what a scheme shards over all (HSDP)",
     )  # fmt: skip
     predict.add_argument("--strict", action="store_true", help="exit code 1 if any point does not fit")
     out = predict.add_mutually_exclusive_group()

@@ -1,43 +1,71 @@
 """Groups of nodes as a level: states sharded over each, and replicated over them (HSDP)."""
 
+from collections.abc import Sequence
+
 from lowband.errors import UserError
+from lowband.predict.workload import Workload
 from lowband.spec.machine import Level, Machine
 from lowband.spec.mesh import WORLD
-from lowband.spec.scheme import Scheme
+from lowband.spec.scheme import NODE, Scheme
 from lowband.spec.stack import ANY, Stack
 
-GROUP = "group"
+_GROUP = "group-"
 _STATES = ("weights", "grads", "optim")
 
 
-def over_groups(scheme: Scheme) -> Scheme:
-    """The scheme with what it shards over all ranks sharded over each group. Raises UserError if it shards
+def over_groups(scheme: Scheme, ranks: int) -> Scheme:
+    """The scheme with what it shards over all ranks sharded over each group of so many; itself, if it shards
     nothing so."""
-    update = {key: GROUP for key in _STATES if getattr(scheme, key) == WORLD}
-    if not update:
-        what = f"scheme '{scheme.name}' shards nothing over all ranks"
+    update = {key: f"{_GROUP}{ranks}" for key in _STATES if getattr(scheme, key) == WORLD}
+    name = {"name": f"{scheme.name}, groups of {ranks}"}
+    return scheme.model_copy(update=name | update) if update else scheme
+
+
+def check_sharded(schemes: Sequence[Scheme]) -> None:
+    """Raises UserError if none of them shards anything over all ranks."""
+    if all(over_groups(scheme, 1) is scheme for scheme in schemes):
+        names = " or ".join(f"'{scheme.name}'" for scheme in schemes)
+        what = f"scheme {names} shards nothing over all ranks"
         raise UserError(what, where="--groups", allowed="schemes that do")
-    return scheme.model_copy(update=update)
 
 
 def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Machine, Stack]:
     """The machine with one more level, of groups of so many ranks with the links between nodes, and the stack
-    with what it reaches of them there.
+    with what it reaches of them there. The level's name has their number: a search may try several.
 
-    of: the job's ranks
-    Raises UserError for groups that are no several whole nodes, or of no fewer ranks than the job has.
+    ranks: of all axes: those that share a group's nodes
+    of:    the job's
+    Raises UserError for groups that are no several whole nodes, or do not divide the job.
     """
-    node, world = machine.node_size, machine.levels[-1]
+    node, world, name = machine.node_size, machine.levels[-1], f"{_GROUP}{ranks}"
+    if name in machine.sizes:
+        raise UserError(f"machine '{machine.name}' has a level '{name}'", where="--groups")
     if ranks <= node or ranks % node:
-        what = f"groups of {ranks} ranks on nodes of {node}"
+        level = machine.levels[-2].name if len(machine.levels) > 1 else NODE
+        inside = "nodes" if level == NODE else f"groups of level '{level}'"
+        what = f"groups of {ranks} ranks on {inside} of {node}"
         raise UserError(what, where="--groups", allowed=f"multiples of {node} from {2 * node}")
-    if ranks >= of:
+    if ranks >= of or of % ranks:
         what = f"groups of {ranks:,} ranks in a job of {of:,}"
-        raise UserError(what, where="--groups", allowed="fewer than those")
-    group = Level(name=GROUP, size=ranks, link=world.link)
+        raise UserError(what, where="--groups", allowed="fewer than those, that divide them")
+    group = Level(name=name, size=ranks, link=world.link)
     of_world = stack.efficiency.get(WORLD, stack.efficiency.get(ANY))
-    reached = {} if of_world is None else {GROUP: of_world}
+    reached = {} if of_world is None else {name: of_world}
     return (
         machine.model_copy(update={"levels": (*machine.levels[:-1], group, world)}),
         stack.model_copy(update={"efficiency": {**stack.efficiency, **reached}}),
     )
+
+
+def check_replicated(job: Workload) -> Workload:
+    """The job on a machine with groups. Raises UserError if one has all ranks along the data axis: pipeline,
+    the outermost axis, may leave no others."""
+    if not is_replicated(job):
+        what = f"one group has all {job.levels.world:,} ranks along the data axis: it would change nothing"
+        raise UserError(what, where="--groups", allowed="fewer ranks")
+    return job
+
+
+def is_replicated(job: Workload) -> bool:
+    """Whether ranks along the data axis lie in several groups of the level inside the world."""
+    return bool(job.levels.hops(job.machine.levels[-2].name, WORLD))

@@ -12,7 +12,7 @@ from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
 from lowband.predict.context_ways import ALL_WAYS, check_ways, in_ways
 from lowband.predict.defaults import with_defaults
-from lowband.predict.groups import over_groups, with_groups
+from lowband.predict.groups import check_replicated, check_sharded, over_groups, with_groups
 from lowband.predict.prediction import predict
 from lowband.predict.show.record import record
 from lowband.predict.workload import Workload
@@ -81,6 +81,7 @@ def job_of(
     beyond: the device: which states lie there
     lora: adapters, beside which all else is frozen
     """
+    check_gated(software or {}, model)
     recomputed = 1.0 if recompute_layers is None else recompute_layers / model.layers
     told = stack.with_options(software or {})
     return Workload(
@@ -88,6 +89,13 @@ def job_of(
         recompute, axes=told.axes(axes), imbalance=imbalance, recomputed=recomputed,
         beyond=beyond, lora=lora,
     )  # fmt: skip
+
+
+def check_gated(software: Mapping[str, object], model: ModelSpec) -> None:
+    """Raises UserError for an option about gated MLPs on a model without any."""
+    if software.get("gated_kept") is not None and not model.gated:
+        what = f"model '{model.name}' has no gated MLPs: it would change nothing"
+        raise UserError(what, where="--gated-kept", allowed="models that have some")
 
 
 # Of an option about an axis, the degree that it is about, and its option.
@@ -139,19 +147,22 @@ class Grid:
         models = [self.config.given_model(name) for name in self.model]
         check_ways(machine, self.ways)
         check_used({"--ways": self.ways, "--states": self.states}, self.axes)
-        schemes = [self.config.given_scheme(name) for name in self.scheme]
+        schemes = [self.config.given_scheme(name).on(list(machine.sizes)) for name in self.scheme]
+        if self.groups is not None:
+            check_sharded(schemes)
         for model, scheme, ranks, b, a, seq, recompute, axes in product(
             models, schemes, self.gpus, self.micro_batch, self.accumulation, self.seq, self.recompute,
             self.axes,
         ):  # fmt: skip
             length, here, there = sequence(model, seq), (machine, stack), scheme
-            if self.groups is not None:
-                here, there = with_groups(machine, stack, self.groups, ranks), over_groups(scheme)
+            if self.groups is not None and (there := over_groups(scheme, self.groups)) is not scheme:
+                here = with_groups(machine, stack, self.groups, ranks)
             for one in self._possible(here[0], model, ranks, axes, length):
-                yield job_of(
+                job = job_of(
                     *here, model, there, ranks, b, length, a, recompute, one, self.software,
                     self.imbalance, self.recompute_layers, self.beyond, self.lora,
                 )  # fmt: skip
+                yield job if there is scheme else check_replicated(job)
 
     def _possible(
         self, machine: Machine, model: ModelSpec, ranks: int, axes: Ways, seq_len: int

@@ -70,7 +70,7 @@ class Fact(Strict):
 
     @property
     def fitted_on(self) -> list[str]:
-        """Whose runs it was fitted on: what their rows' ids begin with."""
+        """The sources of the rows that it was fitted on: their ids begin with them."""
         return list(dict.fromkeys(row.partition(":")[0].partition(" ")[0] for row in self.calibrated_on))
 
     @property

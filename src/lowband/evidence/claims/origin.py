@@ -18,7 +18,7 @@ HERE, SHIPPED, COMPUTED = ORIGINS = ("this run", "shipped", "computed")
 
 
 class Origin(NamedTuple):
-    """name: one of ORIGINS; folder: that of the raw tables behind a table; raw: a shipped one of them."""
+    """name: one of ORIGINS; folder: that of the raw tables behind a table; raw: their first, if shipped."""
 
     name: str
     folder: Path
@@ -45,6 +45,7 @@ class Origin(NamedTuple):
             if column in rows and rows[column].isin(wanted).any():
                 rows = rows[rows[column].isin(wanted)]
         named, commits = (list(dict.fromkeys(rows[column].dropna())) for column in ("device", "commit"))
+        commits = _listed(self.raw) or commits
         return " and ".join(named), " ".join(commit[:7] for commit in commits)
 
 
@@ -67,7 +68,9 @@ def origin(table: str, tables_dir: Path, root: Path) -> Origin:
     is_all_shipped = is_shipped(tables_dir, root)
     suites = [] if is_all_shipped else set(read_table(tables_dir / "runs.csv")["suite"])
     folder = raw_dir(table, suites, tables_dir, root)
-    return Origin(SHIPPED if is_all_shipped or folder != tables_dir else HERE, folder)
+    if is_all_shipped or folder != tables_dir:
+        return Origin(SHIPPED, folder, folder / f"{sources[0]}.csv" if sources else None)
+    return Origin(HERE, folder)
 
 
 def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
@@ -84,7 +87,7 @@ def _environments(folder: Path, raw: Path | None) -> pd.DataFrame:
             return read_source(rule.setup, folder, folder)
     environment = Environment.read_json(folder / "env.json")
     rows = pd.DataFrame() if raw is None else read_table(raw)
-    commits = rows["commit"].unique() if "commit" in rows else _listed(raw) or [environment.commit]
+    commits = rows["commit"].unique() if "commit" in rows else [environment.commit]
     return pd.DataFrame([{"device": environment.device, "commit": commit} for commit in commits])
 
 

@@ -23,7 +23,8 @@ def text(row: dict[str, Any]) -> str:
         f"micro-batch {row['micro_batch']}, accumulation {row['accumulation']}, sequence {row['seq_len']}, "
         f"recompute {row['recompute']}{recomputed(row)}",
         f"products in {row['products']}, attention {row['attention']}, operations {row['operations']}, "
-        f"{'with' if row['dropout'] else 'no'} dropout, {row['optimizer']}, "
+        + (f"{row['gated_kept']} vectors of a gated MLP kept, " if "gated_kept" in row else "")
+        + f"{'with' if row['dropout'] else 'no'} dropout, {row['optimizer']}, "
         f"gradients reduced in {row['reduce_dtype']}"
         + (", tokens divided along tp" if row["sequence_parallel"] else ""),
         *([_adapters(row["lora"])] if "lora" in row else []),
@@ -67,11 +68,15 @@ def _does_not_fit(row: dict[str, Any]) -> str:
     if not row["short_by_bytes"]:
         return f"does not fit beyond the device: {_rooms(row['tiers'])}; times below are as if it did"
     most, least = (-end / GIB for end in row["interval"]["headroom_bytes"])
-    may = "" if least > 0 else ", within the error of predicted memory"
     return (
         f"does not fit: {row['short_by_bytes'] / GIB:.3g} GiB ({least:.3g} to {most:.3g}) short of the "
-        f"{row['capacity_bytes'] / GIB:g} GiB of a rank{may}; times below are as if it did"
+        f"{row['capacity_bytes'] / GIB:g} GiB of a rank{_perhaps(row)}; times below are as if it did"
     )
+
+
+def _perhaps(row: dict[str, Any]) -> str:
+    """Said of a job that is predicted not to fit, if at the lower end of the interval it would."""
+    return ", within the error of predicted memory" if row["interval"]["headroom_bytes"][1] >= 0 else ""
 
 
 def _of_node(of: dict[str, Any]) -> str:
@@ -144,7 +149,7 @@ def fits(row: dict[str, Any]) -> str:
     low, high = (end / GIB for end in row["interval"]["headroom_bytes"])
     between = f"({low:.3g} to {high:.3g})"
     if row["short_by_bytes"]:
-        return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short"
+        return f"{between} does not fit: {row['short_by_bytes'] / GIB:.3g} GiB short{_perhaps(row)}"
     if row["fits"] is False:
         return f"{between} fits, but its tiers are too small"
     return f"{between} fits" if low >= 0 else f"{between} fits, but not surely: short at the low end"
@@ -155,7 +160,7 @@ def constant_lines(found: dict[str, Any]) -> list[str]:
     named = {kind: names_of(found, kind) for kind in KINDS}
     of_runs = dict[str, list[str]]()  # a machine's constants are of the stack that ran there
     for name in named["fitted"]:
-        of_runs.setdefault(f"fitted, on runs of {', '.join(found[name]['fitted_on'])}", []).append(name)
+        of_runs.setdefault(f"fitted, on rows of {', '.join(found[name]['fitted_on'])}", []).append(name)
     others = {kind: names for kind, names in named.items() if names and kind not in ("fitted", "default")}
     lines = [f"{title}: {', '.join(names)}" for title, names in (of_runs | others).items()]
     known = ["constants", *(f"  {line}" for line in lines)] if lines else []

@@ -51,7 +51,7 @@ def record(job: Workload, prediction: Prediction) -> dict[str, Any]:
         "attention": job.stack.attention,
         "products": job.stack.products,
         "operations": job.stack.operations,
-        "gated_kept": job.stack.gated_kept,
+        **({"gated_kept": job.stack.gated_kept} if job.model.gated else {}),
         "optimizer": job.stack.optimizer,
         "dropout": job.stack.dropout,
         "sequence_parallel": job.axes.sequence_parallel,
