@@ -31,6 +31,10 @@ class Case:
     is_promised: bool = False
     why: str = ""
 
+    @property
+    def run_id(self) -> str:
+        return self.name.replace(" ", "-").replace(",", "")
+
     def spec(self) -> RunSpec:
         some = next(spec for spec in SMOKE.values() if spec.ranks == 8).model_dump()
         scheme = CONFIG.scheme(self.changes.get("scheme", "zero3"))
@@ -40,7 +44,7 @@ class Case:
             )
             scheme = scheme.model_copy(update={"sync": seldom})
         common = {
-            "text": TEXT, "steps": STEPS, "warmup_steps": 1, "micro_batch": 1, "accumulation": 2,
+            "run_id": self.run_id, "text": TEXT, "steps": STEPS, "warmup_steps": 1, "micro_batch": 1, "accumulation": 2,
             "seq_len": 32, "model": some["model"] | {"layers": 2, "hidden": 32},
             "time_limit_s": LONGEST_S, "peer_timeout_s": LONGEST_S,
         }  # fmt: skip

@@ -10,7 +10,7 @@ from tests.twice.cases import CASES, LONGEST_S, Case
 
 
 def run_folder(folder: Path, case: Case) -> RunFolder:
-    return RunFolder(folder / case.name.replace(" ", "-").replace(",", ""))
+    return RunFolder(folder / case.run_id)
 
 
 def train_cases(folder: Path, names: Collection[str] = ()) -> None:

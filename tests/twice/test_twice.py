@@ -28,7 +28,7 @@ def test_a_run_made_twice_and_a_changed_record(tmp_path: Path) -> None:
 
 def test_every_case_is_a_spec_of_its_own() -> None:
     specs = [case.spec().to_json() for case in CASES]
-    assert len(set(specs)) == len(specs) == len({case.name for case in CASES})
+    assert len(set(specs)) == len(specs) == len({case.spec().run_id for case in CASES})
     assert {case.like for case in CASES} <= {"", *(case.name for case in CASES)}
 
 
