@@ -44,7 +44,8 @@ class Case:
             )
             scheme = scheme.model_copy(update={"sync": seldom})
         common = {
-            "run_id": self.run_id, "text": TEXT, "steps": STEPS, "warmup_steps": 1, "micro_batch": 1, "accumulation": 2,
+            "run_id": self.run_id,
+            "text": TEXT, "steps": STEPS, "warmup_steps": 1, "micro_batch": 1, "accumulation": 2,
             "seq_len": 32, "model": some["model"] | {"layers": 2, "hidden": 32},
             "time_limit_s": LONGEST_S, "peer_timeout_s": LONGEST_S,
         }  # fmt: skip

@@ -21,9 +21,6 @@ from tests.named_commits import (
     rows_of,
 )
 
-# They were rebased before they landed, and nobody kept what they named. Their rows are of stragglers, twice
-# and wan; they leave this list when these are measured again on commits that stay.
-REBASED_AWAY = ("f7cbcb6", "7396e5f", "80dc647")
 CSV = sorted(REFERENCE.rglob("*.csv"))
 
 
@@ -37,9 +34,7 @@ def history() -> frozenset[str]:
 
 def test_every_commit_that_rows_name_is_in_this_history(history: frozenset[str]) -> None:
     lost = {commit: files for commit, files in everywhere().items() if found_in(history, commit) is None}
-    unknown = {commit: files for commit, files in lost.items() if commit[:7] not in REBASED_AWAY}
-    assert not unknown, "measure on a commit that has landed, or merge without rebasing"
-    assert {commit[:7] for commit in lost} == set(REBASED_AWAY), "an exception that no row needs"
+    assert not lost, "measure on a commit that has landed, or merge without rebasing"
 
 
 def test_what_is_in_the_history_is_an_ancestor(history: frozenset[str]) -> None:
