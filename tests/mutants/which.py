@@ -317,7 +317,7 @@ _TESTS = {
     "predict/search/peaks": [f"{UNIT}plan_bounds.py"],
     "predict/search/placements": [f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
     "predict/search/plan": [f"{UNIT}plan_choice.py", f"{UNIT}plan_axes.py", f"{UNIT}cost_by_hand.py"],
-    "predict/groups": [f"{UNIT}plan_software.py"],
+    "predict/groups": [f"{UNIT}plan_groups.py"],
     "predict/search/relief": [f"{UNIT}plan_relief.py"],
     "predict/search/parts": [f"{UNIT}plan_parts.py"],
     "predict/search/software": [f"{UNIT}plan_software.py"],

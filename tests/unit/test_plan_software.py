@@ -11,8 +11,6 @@ import pytest
 from lowband.__main__ import main
 from lowband.cost.tiers import Beyond
 from lowband.errors import UserError
-from lowband.predict.groups import with_groups
-from lowband.predict.prediction import predict
 from lowband.predict.request import setting
 from lowband.predict.search.candidates import Candidate
 from lowband.predict.search.software import SOFTWARE, of_stack, runners
@@ -296,101 +294,6 @@ def test_a_copy_of_one_rank_is_none_to_deepspeed() -> None:
     """Of a node along data one rank is left, where the others are along tensor."""
     assert "deepspeed" in runners(job("zeropp", Ways.of_options(4), recompute="full"))
     assert "deepspeed" not in runners(job("zeropp", Ways.of_options(8), recompute="full"))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "says"),
-    [
-        (4, "groups of 4 ranks on nodes of 8"), (8, "groups of 8 ranks on nodes of 8"),
-        (12, "groups of 12 ranks on nodes of 8"), (128, "groups of 128 ranks in a job of 128"),
-    ],
-)  # fmt: skip
-def test_groups_are_several_nodes_and_not_all(ranks: int, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), ranks, 128)
-
-
-def test_a_named_scheme_over_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it shards over all ranks; the rest stays where it was."""
-    job = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--stack", "fsdp"]
-    job += ["--model", "llama-3-8b", "--gpus", "128", "--seq", "2048", "--groups", "32", "--scheme"]
-    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 128)
-    for name, weights in (("zero3", "group-32"), ("zero1", "self")):
-        scheme = Scheme(name=name, weights=weights, grads=weights, optim="group-32")
-        one = Workload(machine, stack, CONFIG.model("llama-3-8b"), scheme, 128, 1, 2048)
-        row = json.loads(printed_by(capsys, *job, name, "--json"))
-        assert (row["weights"], row["optim"]) == (weights, "group-32")
-        assert row["step_time_s"] == float(predict(one, interval=False).step_time_s)
-        assert row["scheme"] == f"{name}, groups of 32"
-    assert "'ddp' shards nothing over all ranks" in printed_by(capsys, *job, "ddp", code=2)
-    beside = json.loads(printed_by(capsys, *job, "ddp", "zero3", "--json"))
-    assert [row["scheme"] for row in beside] == ["ddp", "zero3, groups of 32"]
-    alone = json.loads(printed_by(capsys, *job[:-3], "--scheme", "ddp", "--json", code=1))
-    assert beside[0] == alone
-
-
-def test_groups_that_leave_no_replicas_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With 4 stages, 32 of 128 ranks are all of the data axis; with tp 8 they are 4 of its 16."""
-    job = ["predict", "--root", str(ROOT), "--cluster", "dgx-h100", "--model", "llama-3-8b", "--gpus", "128"]
-    job += ["--scheme", "zero3", "--seq", "2048", "--groups", "32"]
-    said = printed_by(capsys, *job, "--pp", "4", code=2)
-    assert "--groups: one group has all 32 ranks along the data axis" in said
-    row = json.loads(printed_by(capsys, *job, "--tp", "8", "--json"))
-    assert row["communication_s"]["replica_reduce"] > 0
-    plan = ["plan", *job[1:7], "--gpus", "128", "--seq", "2048", "--tp", "1", "--pp", "4", "--groups", "32"]
-    assert "group-32" not in printed_by(capsys, *plan, "--micro-batch", "1", "--software", "any")
-
-
-def test_a_level_of_the_machine_s_own_keeps_its_size() -> None:
-    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 256)
-    with pytest.raises(UserError, match="machine 'dgx-h100' has a level 'group-32'"):
-        with_groups(machine, stack, 32, 256)
-    assert [*with_groups(machine, stack, 64, 256)[0].sizes.items()][-2:] == [
-        ("group-32", 32),
-        ("group-64", 64),
-    ]
-    with pytest.raises(UserError, match="groups of 48 ranks on groups of level 'group-32' of 32"):
-        with_groups(machine, stack, 48, 256)
-
-
-def test_a_search_over_several_groups_has_what_each_has_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["plan", "--root", str(ROOT), "--cluster", "dgx-a100", "--model", "llama-3-8b", "--gpus", "128"]
-    job += ["--seq", "2048", "--tp", "1", "--pp", "1", "--micro-batch", "1", "--json"]
-    each = [
-        json.loads(printed_by(capsys, *job, *given)) for given in ([], ["--groups", "32"], ["--groups", "64"])
-    ]
-    both = json.loads(printed_by(capsys, *job, "--groups", "64", "32", "64"))
-    fastest = min(rows[0]["step_time_s"] for rows in each)
-    assert both[0]["step_time_s"] <= 1.075 * fastest  # as fast within the error: that which surely fits
-    assert {row["optim"] for row in both} >= {"group-32", "group-64"}
-    times = {
-        (row["weights"], row["secondary"], row["grads"], row["optim"]): row["step_time_s"] for row in both
-    }
-    for row in (row for rows in each for row in rows):
-        key = row["weights"], row["secondary"], row["grads"], row["optim"]
-        assert times.get(key, row["step_time_s"]) == row["step_time_s"]
-
-
-def test_groups_of_nodes_are_a_level(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sharding over a group sends no gathers beyond it, in as much time as over as many ranks alone."""
-    machine, stack = with_groups(*setting(CONFIG, "dgx-h100", "fsdp"), 32, 128)
-    model, scheme = (
-        CONFIG.model("llama-3-8b"),
-        Scheme(name="hsdp", weights="group-32", grads="group-32", optim="group-32"),
-    )
-    grouped = predict(Workload(machine, stack, model, scheme, 128, 1, 8192), interval=False)
-    alone = setting(CONFIG, "dgx-h100", "fsdp")
-    small = predict(Workload(*alone, model, CONFIG.scheme("zero3"), 32, 1, 8192), interval=False)
-    for name in ("forward_gather", "backward_gather", "grad_reduce"):
-        assert grouped.communication_s[name] == pytest.approx(
-            float(small.communication_s[name]), rel=1e-3
-        )  # padding
-    assert grouped.communication_s["replica_reduce"] > 0
-    job = ["plan", "--cluster", "dgx-h100", "--model", "llama-3-8b", "--gpus", "128", "--micro-batch", "1"]
-    job += ["--seq", "2048", "--tp", "1", "--pp", "1", "--root", str(ROOT), "--groups"]
-    assert "weights group-32, grads group-32, optim group-32" in printed_by(capsys, *job, "32")
-    assert main([*job, "12"]) == 2
-    assert "groups of 12 ranks on nodes of 8 (allowed: multiples of 8 from 16)" in capsys.readouterr().err
 
 
 def test_a_search_kept_to_software_says_so_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,13 +28,11 @@ from lowband.spec.step import Route
 if TYPE_CHECKING:
     from lowband.cost.lora import Lora
     from lowband.cost.tiers import Beyond
-    from lowband.predict.search.candidates import Candidate, Plan
+    from lowband.predict.search.candidates import Candidate
     from lowband.predict.whole import Conditions
     from lowband.spec.axes import Ways
     from lowband.spec.config import Config
-    from lowband.spec.machine import Machine
     from lowband.spec.model import ModelSpec
-    from lowband.spec.stack import Stack
 
 OURS = "lowband"
 ROUTES = list(get_args(Route))
@@ -100,7 +98,7 @@ def add(commands: Any) -> None:
     form.add_argument("--csv", action="store_true", help="the same rows")
     plan.add_argument(
         "--groups", nargs="+", type=at_least_one, metavar="N",
-        help="also shard over groups of so many ranks, of several nodes (HSDP); to try",
+        help="ranks of groups of several nodes to shard over, beside all ranks (HSDP): sizes to try",
     )  # fmt: skip
     plan.add_argument(
         "--software", nargs="+", choices=[*NAMES, ANY], metavar="NAME",
@@ -136,8 +134,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> None:
     from lowband.predict.groups import with_groups
-    from lowband.predict.request import check_gated, setting
-    from lowband.predict.search.choice import chosen, joined
+    from lowband.predict.request import check_gated, sequence, setting
+    from lowband.predict.search.choice import chosen
+    from lowband.predict.search.degrees import COPIES, axes_to_try
+    from lowband.predict.search.plan import RECOMPUTE, plan
+    from lowband.predict.search.software import of_stack
     from lowband.predict.show import plan_files, plan_options, plan_text
     from lowband.spec.config import Config
 
@@ -165,11 +166,20 @@ def _search(options: argparse.Namespace) -> None:
         return
     if options.groups and options.write and own:
         raise UserError("--groups: a suite that --write writes has no such level")
-    places = [with_groups(machine, stack, n, options.gpus) for n in dict.fromkeys(options.groups or ())]
-    plain, *grouped = (
-        _found(options, *place, model, beyond, adapters) for place in [(machine, stack), *places]
-    )
-    found = joined(plain, grouped)
+    groups = [with_groups(machine, stack, n, options.gpus) for n in dict.fromkeys(options.groups or ())]
+    seq_len = sequence(model, options.seq)
+    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
+    of_experts = options.ep, options.route, copies
+    degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
+    axes = [stack.axes(one) for one in axes_to_try(machine, model, *degrees, seq_len)]
+    _check_used(options, axes, model)
+    found = plan(
+        machine, stack, model, options.gpus, seq_len,
+        options.global_batch or 4 * options.gpus, axes,
+        options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
+        options.imbalance, of_stack(stack, model, options.software), beyond=beyond, lora=adapters,
+        chooses=options.tier_share is None and options.tier_stride is None, groups=groups,
+    )  # fmt: skip
     told: list[str] = []
     whole = [] if conditions is None else _whole_run(chosen(found)[0], conditions)
     written: list[Path] = []
@@ -185,35 +195,6 @@ def _search(options: argparse.Namespace) -> None:
             print(line, file=sys.stderr)
     told += [*whole, *files]
     print_rows(options, plan_text.records(found), lambda: "\n".join([plan_text.report(found), *told]))
-
-
-def _found(
-    options: argparse.Namespace,
-    machine: "Machine",
-    stack: "Stack",
-    model: "ModelSpec",
-    beyond: "Beyond | None",
-    adapters: "Lora | None",
-) -> "Plan":
-    """What the search finds on one machine. Raises UserError and DoesNotFit as `plan` does."""
-    from lowband.predict.request import sequence
-    from lowband.predict.search.degrees import COPIES, axes_to_try
-    from lowband.predict.search.plan import RECOMPUTE, plan
-    from lowband.predict.search.software import of_stack
-
-    seq_len = sequence(model, options.seq)
-    copies = options.copies or ([0] if options.imbalance == 1 else [0, *COPIES])
-    of_experts = options.ep, options.route, copies
-    degrees = options.tp, options.pp, options.layers, options.cp, *of_experts
-    axes = [stack.axes(one) for one in axes_to_try(machine, model, *degrees, seq_len)]
-    _check_used(options, axes, model)
-    return plan(
-        machine, stack, model, options.gpus, seq_len,
-        options.global_batch or 4 * options.gpus, axes,
-        options.micro_batch, options.recompute or RECOMPUTE, options.exact, options.ways, options.states,
-        options.imbalance, of_stack(stack, model, options.software), beyond=beyond, lora=adapters,
-        chooses=options.tier_share is None and options.tier_stride is None,
-    )  # fmt: skip
 
 
 def _check(options: argparse.Namespace, config: "Config") -> None:

@@ -13,6 +13,20 @@ _GROUP = "group-"
 _STATES = ("weights", "grads", "optim")
 
 
+class Grouped(Machine):
+    """A machine with groups of several nodes as one more level, the one just inside the world."""
+
+    @property
+    def group(self) -> str:
+        """The level's name."""
+        return self.levels[-2].name
+
+    @property
+    def node_size(self) -> int:
+        """Ranks per node, of which a group has several."""
+        return max((size for name, size in self.sizes.items() if name != self.group), default=1)
+
+
 def over_groups(scheme: Scheme, ranks: int) -> Scheme:
     """The scheme with what it shards over all ranks sharded over each group of so many; itself, if it shards
     nothing so."""
@@ -29,7 +43,7 @@ def check_sharded(schemes: Sequence[Scheme]) -> None:
         raise UserError(what, where="--groups", allowed="schemes that do")
 
 
-def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Machine, Stack]:
+def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Grouped, Stack]:
     """The machine with one more level, of groups of so many ranks with the links between nodes, and the stack
     with what it reaches of them there. The level's name has their number: a search may try several.
 
@@ -52,7 +66,7 @@ def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Ma
     of_world = stack.efficiency.get(WORLD, stack.efficiency.get(ANY))
     reached = {} if of_world is None else {name: of_world}
     return (
-        machine.model_copy(update={"levels": (*machine.levels[:-1], group, world)}),
+        Grouped.model_construct(**{**dict(machine), "levels": (*machine.levels[:-1], group, world)}),
         stack.model_copy(update={"efficiency": {**stack.efficiency, **reached}}),
     )
 
@@ -60,12 +74,15 @@ def with_groups(machine: Machine, stack: Stack, ranks: int, of: int) -> tuple[Ma
 def check_replicated(job: Workload) -> Workload:
     """The job on a machine with groups. Raises UserError if one has all ranks along the data axis: pipeline,
     the outermost axis, may leave no others."""
-    if not is_replicated(job):
+    if not job.levels.hops(job.machine.levels[-2].name, WORLD):
         what = f"one group has all {job.levels.world:,} ranks along the data axis: it would change nothing"
         raise UserError(what, where="--groups", allowed="fewer ranks")
     return job
 
 
-def is_replicated(job: Workload) -> bool:
-    """Whether ranks along the data axis lie in several groups of the level inside the world."""
-    return bool(job.levels.hops(job.machine.levels[-2].name, WORLD))
+def is_new(scheme: Scheme, job: Workload) -> bool:
+    """Whether the machine has no groups, or the scheme places a state over some that it replicates."""
+    if not isinstance(job.machine, Grouped):
+        return True
+    places = scheme.weights, scheme.secondary, scheme.grads, scheme.optim
+    return job.machine.group in places and bool(job.levels.hops(job.machine.group, WORLD))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from lowband.cost.numbers import GIB
-from lowband.predict.groups import is_replicated
 from lowband.predict.room import surely
 from lowband.predict.search.candidates import KNOBS, MODEL_ERROR, SHOWN, WIRES, Candidate, Plan
 from lowband.spec.wire import WIRE_BITS
@@ -14,27 +13,6 @@ STATES = KNOBS[:4]  # weights, secondary, grads, optim
 def order(candidate: Candidate) -> tuple[object, ...]:
     """The fastest first; of equally fast ones that with the lowest peak; of those always the same."""
     return candidate.step_time_s, candidate.peak, *map(str, candidate.knobs)
-
-
-def joined(plain: Plan, grouped: Sequence[Plan]) -> Plan:
-    """A search's plan with what others found for the same job on its machine with groups of ranks as one more
-    level: of those, states that are sharded over the groups and replicated over several.
-
-    Each has what is faster than the ten placements that it shows, so together they have the ten fastest.
-    """
-    found, around = dict(plain.candidates), dict[str, Plan]()
-    for plan in grouped:
-        level = next(iter(plan.candidates.values())).batches.machine.levels[-2].name
-        around[level] = plan
-        found |= {
-            knobs: one for knobs, one in plan.candidates.items()
-            if level in knobs[: len(STATES)] and is_replicated(one.batches)
-        }  # fmt: skip
-    ranked = sorted((one for one in found.values() if not one.short_by), key=order)
-    return Plan(
-        ranked, found, plain.left_out, sum(plan.tried for plan in (plain, *grouped)),
-        lambda best: around.get(best.batches.machine.levels[-2].name, plain).around(best),
-    )  # fmt: skip
 
 
 def lossy_wires(candidate: Candidate) -> int:

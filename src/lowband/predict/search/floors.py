@@ -198,7 +198,7 @@ def _is_mixed(base: Workload) -> bool:
 
 
 def _key(base: Workload) -> tuple[object, ...]:
-    return between(base.axes), base.recompute, np.asarray(base.micro_batch).tobytes()
+    return base.levels.names, between(base.axes), base.recompute, np.asarray(base.micro_batch).tobytes()
 
 
 def _shared(base: Workload, recomputed: Iterable[float]) -> dict[float, _Shared]:

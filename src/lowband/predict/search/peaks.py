@@ -42,7 +42,7 @@ def capacity(machine: Machine) -> float:
 
 
 class Peaks:
-    """Of the jobs of a search, whose machine, model and stack are the same."""
+    """Of the jobs of a search, whose machine, but for groups of nodes, model and stack are the same."""
 
     def __init__(self) -> None:
         self._kept = dict[object, Kept]()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowband.cost.bytes import transfers
+from lowband.predict.groups import is_new
 from lowband.predict.search.candidates import KNOBS, WIRES, Knobs
 from lowband.predict.search.software import Software
 from lowband.predict.workload import Workload
@@ -75,9 +76,10 @@ class Table:
 
 
 def table(job: Workload, software: Sequence[Software], exact: bool) -> Table:
-    """Of those under which some of the software has a job's states; of all, where it is none."""
+    """Of those under which some of the software has a job's states; of all, where it is none. On a machine
+    with groups, of those that it without does not have."""
     found = []
-    for scheme in schemes(job.levels, exact):
+    for scheme in (each for each in schemes(job.levels, exact) if is_new(each, job)):
         holds = sum(row.holds(scheme, job) << i for i, row in enumerate(software)) if software else 1
         if holds:
             found.append((scheme, placement(scheme), holds))

@@ -72,6 +72,7 @@ def plan(
     beyond: Beyond | None = None,
     lora: Lora | None = None,
     chooses: bool = True,
+    groups: Sequence[tuple[Machine, Stack]] = (),
 ) -> Plan:
     """The candidates, predicted. Raises UserError if none is possible, DoesNotFit if none fits.
 
@@ -88,15 +89,34 @@ def plan(
     lora:          adapters, likewise
     chooses:       whether share and stride of the optimizer's states in a tier are chosen (parts.py), which
                    `beyond` then has all there
+    groups:        machine and stack with groups of nodes as one more level, as `with_groups` has them, for
+                   placements over these
     """
     check_ways(machine, ways)
     if tuple(recompute) == ("host",):
         machine.tier("host")
-    tried = possible(
-        machine, model, ranks, axes or axes_to_try(machine, model), seq_len, ways, states
-    )  # fmt: skip
-    job = machine, stack, model, ranks, seq_len, global_batch, tried, micro_batches, recompute
-    bases = [by_units(base, software) for base in _bases(*job, imbalance, beyond, lora)]
+    places = [(machine, stack), *groups]
+    tried = [
+        possible(on, model, ranks, axes or axes_to_try(on, model), seq_len, ways, states) for on, _ in places
+    ]
+    bases = [
+        by_units(base, software)
+        for (on, by), its in zip(places, tried, strict=True)
+        for base in _bases(
+            on,
+            by,
+            model,
+            ranks,
+            seq_len,
+            global_batch,
+            its,
+            micro_batches,
+            recompute,
+            imbalance,
+            beyond,
+            lora,
+        )
+    ]
     if not bases and {*recompute} <= NOT_EVERYWHERE.keys():
         can, allowed = zip(*(NOT_EVERYWHERE[each] for each in recompute), strict=True)
         what = f"no candidate that divides the batch {' or '.join(can)}"
@@ -119,7 +139,7 @@ def plan(
     ranked = _ranked(search)
     if not ranked:
         raise _cannot_fit(machine, model, names, min(search.found.values(), key=lambda c: c.short_by))
-    return Plan(ranked, search.found, left_out(model, tried, names), search.tried, search.around)
+    return Plan(ranked, search.found, left_out(model, tried[0], names), search.tried, search.around)
 
 
 def _computed(bases: Iterable[Workload], software: Sequence[Software]) -> list[Workload]:
