@@ -1,4 +1,4 @@
-"""Numbers in sentences of benchmarks, running, testing and predictor-errors against their files."""
+"""Numbers in sentences of five documents (benchmarks to reliability) against their files."""
 
 import json
 import shutil
@@ -21,6 +21,8 @@ from tests.checkout import CONFIG, REFERENCE, ROOT
 
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
 RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
+RELIABILITY = Text("docs/reliability.md")
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def shipped(name: str) -> pd.DataFrame:
@@ -265,3 +267,18 @@ def test_links_as_published() -> None:
     PREDICTOR.says(f"hier3 is then at most {most:.2f} times as fast as ZeRO-3")
     [many] = rows[rows["alternative"] == "two shares of links, 16 passes"]["efficiency"]
     PREDICTOR.says(f"with an accumulation of 16 the model gives {many:.2f}")
+
+
+def test_what_is_named_in_place_of_what_is_slow() -> None:
+    trials = shipped("stragglers/trials")
+    wrong = trials[~trials["is_right"]]
+    assert set(wrong["kind"]) == {"path"}
+    rank = wrong["named"].str.extract(r"^the messages of rank (\d+) with each other rank ")[0]
+    assert rank.notna().all()
+    victims = wrong["victim"].str.split()
+    of_two = sum(one in both for one, both in zip(rank, victims, strict=True))
+    RELIABILITY.says(
+        f"In the {WORDS[len(wrong)]} trials that are not right messages between two ranks were slow"
+    )
+    RELIABILITY.says(f"{WORDS[of_two]} times of one of the two, twice of another")
+    assert len(wrong) - of_two == 2
