@@ -95,12 +95,12 @@ def test_the_predictors_speed() -> None:
 def test_cost_of_make_smoke() -> None:
     cost = pd.read_csv(REFERENCE / "workflow" / "smoke.csv").set_index("step")
     seconds, number = cost["processor_time_s"], cost["processes"].fillna(0).astype(int)
-    BENCHMARKS.says(f"{seconds['everything that was started']:.1f} s of processor time in total")
+    everything = cost.loc["everything that was started"]
+    BENCHMARKS.says(f"{everything['processor_time_s']:.1f} s of processor time in total")
+    BENCHMARKS.says(f"and {everything['wall_time_s']:.1f} s by the wall clock")
     BENCHMARKS.says(
         f"{number['train']} runs {seconds['train']:.0f} s, {number['figure']} figures "
-        f"{seconds['figure']:.0f} s, "
-        f"{number['table']} tables {seconds['table']:.0f} s, 5 notebooks {seconds['notebook']:.0f} s, "
-        f"the predictions {seconds['validate']:.0f} s"
+        f"{seconds['figure']:.0f} s, {number['table']} tables {seconds['table']:.0f} s"
     )
 
 
