@@ -27,8 +27,9 @@ class Origin(NamedTuple):
     def machine(
         self, evidence: str, suite: str | None, clusters: Collection[str] = (), devices: Collection[str] = ()
     ) -> tuple[str, str]:
-        """Devices and abbreviated commits of the rows of this evidence, suite, clusters, devices (none: all); of
-        a table whose rows name no commit, all that commits.csv has.
+        """Devices and abbreviated commits of the rows of this evidence, suite, clusters, devices (none: all).
+
+        Of a table whose rows name no commit, all that commits.csv has.
 
         Empty for computed rows, which do not depend on the machine. Where no row is of this evidence or of
         these clusters, a prediction was joined with what these rows measured.
