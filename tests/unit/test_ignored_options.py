@@ -129,7 +129,8 @@ def test_what_spec_would_ignore_is_refused(
         ([*PLAN, "--most-stale", "9"], "--most-stale: would change nothing (allowed: with --outer-gbps)"),
         (
             [*PLAN, "--groups", "1000000000000"],
-            "--groups: groups of 1,000,000,000,000 ranks in a job of 8 (allowed: fewer than those)",
+            "--groups: groups of 1,000,000,000,000 ranks in a job of 8 "
+            "(allowed: fewer than those, that divide them)",
         ),
         ([*PLAN, "--largest", "--recompute", "none"], "--largest is without --recompute"),
         ([*PLAN, "--largest", "--imbalance", "2"], "--largest is without --imbalance"),

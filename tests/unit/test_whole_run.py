@@ -73,14 +73,15 @@ def test_energies_that_are_written_alike_are_one() -> None:
     assert "energy of the devices: 3 MWh at most" in lines(run, Conditions(1e12))[-1]
 
 
-def test_one_device_has_one_power_in_every_machine_file() -> None:
+def test_one_device_has_one_power_in_every_machine_file_that_states_one() -> None:
+    """A site sets that of its GH200 itself: JUPITER's is not Alps'."""
     powers: dict[str, set[str]] = {}
     for cluster in CONFIG.clusters:
         machine = CONFIG.machine(cluster)
-        if machine.box is None:
+        if machine.box is None and machine.device.power is not None:
             powers.setdefault(machine.device.name, set()).add(str(machine.device.power))
     assert {name: len(found) for name, found in powers.items()} == dict.fromkeys(powers, 1)
-    assert len([found for found in powers.values() if found != {"None"}]) == 7
+    assert len(powers) == 12
 
 
 def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
