@@ -67,11 +67,12 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--cluster frontier --model mixtral-8x7b --scheme zero3 --gpus 16 --ep 1 4 --route hops "
         "--imbalance 2 --copies 0 2",
         f"{JOB} --scheme zero3 --gpus 16 --tiers optim@host --tier-share 0.5 --tier-stride 2",
-        "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64",
+        "--cluster frontier --model hf.json --scheme zero3 --gpus 64 --tp 2 --pp 2 --interleave 1 --seq 64 "
+        "--gated-kept 3",
         f"{JOB} --scheme zero3 --gpus 16 --lora-rank 4 --lora-on q out",
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
         "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon "
-        "--operations single --gated-kept 3",
+        "--operations single",
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 64 --groups 32",
     ),
     "plan": (
