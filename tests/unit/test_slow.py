@@ -87,6 +87,21 @@ def test_a_slow_path_is_named(levels: Levels, seed: int, data: st.DataObject) ->
     assert str(found).startswith(f"the messages between ranks {pair[0]} and {pair[1]} (level {hop.level}) ")
 
 
+@pytest.mark.parametrize(
+    ("levels", "path", "late"),
+    [
+        (EIGHT, (0, 1), {(1, 3): 1.6}),  # one message, on the next level
+        (WIDE, (0, 1), {(1, 3): 1.8, (1, 5): 1.8, (1, 7): 1.8}),  # all of one of the two
+        (WIDE, (0, 2), {(1, 3): 2.4, (1, 5): 2.4, (1, 7): 2.4}),  # all of another rank, which waited for one
+    ],
+)
+def test_who_comes_late_because_of_a_slow_path_is_not_named(
+    levels: Levels, path: tuple[int, int], late: dict[tuple[int, int], float]
+) -> None:
+    [found] = named(run(levels, 0, 0.1, path={path: 4.5, **late}))
+    assert found.ranks == path
+
+
 def test_a_rank_and_a_link_at_once() -> None:
     found = named(run(EIGHT, 0, 0.1, computing={2: 2.0}, path={(4, 5): 3.0}))
     assert [(one.level, one.ranks) for one in found] == [(SELF, (2,)), ("package", (4, 5))]

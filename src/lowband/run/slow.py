@@ -9,6 +9,11 @@ took]): the shorter of both ends' times, pair by pair, is longest where a link i
 each time: of n, one is the slowest in k or more of m steps with a probability of at most n P(X >= k), X
 binomial (m, 1 / n). One is named only if that is below CHANCE, counting only the steps in which it took
 SLOWER times the median.
+
+[Note: late] Who waited for a slow pair comes late to the next messages, all at once, while those that came
+early shared their ports with fewer: its messages take longer than the median, up to as many times as there
+are partners. But less than those of the pair. A rank whose own link is slow is one of the slowest pair, whose
+messages that link slows as much as its others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,14 +69,14 @@ def named(steps: Sequence[StepRecord]) -> tuple[Slow, ...]:
 
     steps: without warm-up; only the last WINDOW count
     Of messages, a rank with all its messages of a level explains more than a pair; the rank that pairs of
-    several levels share explains them all; of other pairs the slowest is named.
+    several levels share explains them all; of other pairs the slowest is named. See [Note: late].
     """
     recent = steps[-WINDOW:]
     found = [*_often(recent, SELF, 1)]
     inner_first = list(dict.fromkeys(one.level for step in recent for one in step.slowest))
-    links = [slow for level in inner_first if level != SELF for slow in _often(recent, level, 1)]
-    links = links or [slow for level in inner_first for slow in _often(recent, level, 2)]
-    if links:
+    ranks = [slow for level in inner_first if level != SELF for slow in _often(recent, level, 1)]
+    pairs = [slow for level in inner_first for slow in _often(recent, level, 2)]
+    if links := _explained(ranks, pairs):
         shared = set.intersection(*(set(slow.ranks) for slow in links))
         worst = max(links, key=lambda slow: slow.times)
         if len(links) > 1 and len(shared) == 1:
@@ -79,6 +84,18 @@ def named(steps: Sequence[StepRecord]) -> tuple[Slow, ...]:
             worst = worst.model_copy(update={"ranks": tuple(shared), "level": level})
         found.append(worst)
     return tuple(found)
+
+
+def _explained(ranks: Sequence[Slow], pairs: Sequence[Slow]) -> Sequence[Slow]:
+    """Of slow ranks and pairs, those that do not just come late. See [Note: late]."""
+    if not pairs:
+        return ranks
+    worst = max(pairs, key=lambda slow: slow.times)
+    itself = [
+        slow for slow in ranks
+        if slow.ranks[0] in worst.ranks and slow.times * SLOWER["link"] > worst.times
+    ]  # fmt: skip
+    return itself or [slow for slow in pairs if slow.times * SLOWER["link"] > worst.times]
 
 
 def _often(steps: Sequence[StepRecord], level: str, ranks: int) -> list[Slow]:
