@@ -11,6 +11,7 @@ from typing import Literal
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.step import Pattern
+from lowband.spec.sync import Sync
 
 Kind = Literal["mlp", "norm", "scale", "branch", "aux"]
 Checkpoint = Literal["none", "reentrant", "plain"]
@@ -61,6 +62,14 @@ class Backward:
     numbers: tuple[int, ...]
     sync: bool
     keep: bool = False  # retain the graph: another backward of it follows
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Forwards and backwards of micro-batches breadth-first, by `lowband.accumulate`."""
+
+    numbers: tuple[int, ...]
+    sync: bool
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,8 @@ class Zero:
     how: Literal["none", "zeros", "modules"]
 
 
-Action = Forward | Backward | LostForward | BrokenForward | BrokenBackward | State | Clip | Step | Zero
+Pass = Forward | Backward | Accumulate | LostForward | BrokenForward | BrokenBackward
+Action = Pass | State | Clip | Step | Zero
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,8 @@ class Case:
     compute_dtype: Literal["fp32", "bf16"]
     reduce_dtype: Literal["fp32", "bf16"]
     overlap: bool
-    optimizers: tuple[str, ...]  # parameters are dealt out to them in turn
+    optimizers: tuple[str, ...]  # parameters are dealt out to them in turn; to muon the first net's matrices
+    over: str | None  # the level that these are dealt out over to ranks
     program: tuple[Action, ...]
     collectives: Pattern
     slow: Literal["nothing", "lane", "computation"]  # what sleeps at random, on the odd ranks
@@ -160,9 +171,19 @@ class Case:
         return "plain" in self.features
 
     @property
+    def sync(self) -> Sync | None:
+        """How replicas meet, if there are any."""
+        return self.nets[0].scheme.sync
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether the first optimizer updates whole matrices."""
+        return self.optimizers[0] == "muon"
+
+    @property
     def accumulation(self) -> int:
-        """Micro-batches of each step, of a plain case."""
-        backward = sum(isinstance(action, Backward) for action in self.program)
+        """Passes over the units in each step, of a plain case."""
+        backward = sum(isinstance(action, Backward | Accumulate) for action in self.program)
         return backward // sum(isinstance(action, Step) for action in self.program)
 
 

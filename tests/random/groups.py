@@ -23,7 +23,7 @@ from lowband.run.on_ranks import on_ranks
 from lowband.spec.axes import Axes
 from tests.random.cases import Case
 from tests.random.observed import Observed, differences, exact_sum
-from tests.random.reference import run_reference
+from tests.random.replicas import run_reference
 from tests.random.sharded import ALONE, run_sharded, topology_of
 
 AT_ONCE = 25  # cases of one fork

@@ -222,16 +222,29 @@ def _input(case: Case, number: int, rank: int) -> torch.Tensor:
     return torch.randn(1 + (case.seed + number) % 4, case.nets[0].features, generator=generator)
 
 
-def optimizers_of(case: Case, parameters: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer | None]:
-    """By number; None for one that gets no parameters."""
+def is_matrix(_name: str, shape: Sequence[int]) -> bool:
+    """Whether Muon updates it."""
+    return len(shape) == 2
+
+
+def optimizers_of(
+    case: Case, parameters: Sequence[nn.Parameter], matrices: Sequence[nn.Parameter] = ()
+) -> list[torch.optim.Optimizer | None]:
+    """By number; None for one that gets no parameters. matrices: those of a case that has some, not among
+    `parameters`
+    """
     count = len(case.optimizers)
     dealt = [list(parameters[i::count]) for i in range(count)]
+    if case.has_matrices:
+        dealt = [list(matrices), list(parameters)]
     return [
         _optimizer(name, mine) if mine else None for name, mine in zip(case.optimizers, dealt, strict=True)
     ]
 
 
 def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if name == "muon":
+        return torch.optim.Muon(parameters, lr=2e-2)
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
     if name == "adagrad":

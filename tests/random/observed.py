@@ -10,7 +10,7 @@ import torch
 from lowband.cost.bytes import sent_bytes
 from tests.random.cases import Case
 
-BOUND = 2e-5  # where the order of sums is free: a few roundings of fp32, through STEPS steps of SGD
+BOUND = 2e-5  # where the order of sums is free: a few roundings of fp32, through a few steps of SGD
 
 State = dict[str, torch.Tensor]
 Sent = dict[tuple[str, str, str], int]
@@ -83,7 +83,7 @@ def differences(case: Case, ranks: list[Observed], expected: list[Observed]) -> 
             wrong.append(f"norms and steps refused on rank {rank}: {got.refused}, not {want.refused}")
         if got.held:
             wrong.append(f"held after a backward on rank {rank}: {got.held[0]}")
-        if case.collectives != "flat" and got.sent != ranks[0].sent:
+        if case.collectives != "flat" and _of_all(got.sent) != _of_all(ranks[0].sent):
             wrong.append(f"rank {rank} sent other bytes than rank 0")
     for i, (a, b) in enumerate(zip(ranks[0].states, expected[0].states, strict=True)):
         if list(a) != list(b):
@@ -92,6 +92,12 @@ def differences(case: Case, ranks: list[Observed], expected: list[Observed]) -> 
             for name, value in b.items():
                 compare(f"state {i}, {name}", a[name], value)
     return wrong + _wrong_bytes(case, ranks), largest
+
+
+def _of_all(sent: list[list[Sent]]) -> list[list[Sent]]:
+    """Without what depends on which matrices a rank owns."""
+    return [[{key: n for key, n in of_net.items() if not key[1].startswith("matrix_")} for of_net in nets]
+            for nets in sent]  # fmt: skip
 
 
 def _wrong_bytes(case: Case, ranks: list[Observed]) -> list[str]:

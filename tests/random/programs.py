@@ -5,6 +5,7 @@ from itertools import count
 from random import Random
 
 from tests.random.cases import (
+    Accumulate,
     Action,
     Backward,
     BrokenBackward,
@@ -18,14 +19,15 @@ from tests.random.cases import (
 )
 
 STEPS = 3
+STEPS_OF_REPLICAS = 6  # that exchanges begin, arrive, and begin again
 
 
 def program_of(random: Random, has: set[str], lengths: Sequence[int]) -> tuple[Action, ...]:
-    """STEPS optimizer steps of nets with so many parts, and the state at the end."""
+    """Some optimizer steps of nets with so many parts, and the state at the end."""
     actions = _Actions(random, has, lengths)
     accumulation = random.randint(2, 3) if "accumulation" in has else 1
     program: list[Action] = []
-    for step in range(STEPS):
+    for step in range(STEPS_OF_REPLICAS if "sync" in has else STEPS):
         if "broken-backward" in has and step > 0 and random.random() < 0.5:
             program += actions.given_up(accumulation)
         if "plain" in has:
@@ -39,7 +41,10 @@ def program_of(random: Random, has: set[str], lengths: Sequence[int]) -> tuple[A
         program.append(actions.step())
         program += actions.between()
         program.append(actions.zero())
-    return (*program, *actions.between(), State())
+    program += actions.between()
+    if "sync" in has:  # of the weights as exchanges have left them; a state has what replicas agreed on
+        program.append(actions.lost_forward("no_grad"))
+    return (*program, State())
 
 
 class _Actions:
@@ -55,6 +60,9 @@ class _Actions:
         skips = "skipped" in self._has and self._likely(0.5)
         return Forward(next(self._numbers), tuple(i for i in places if skips and self._likely(0.5)))
 
+    def lost_forward(self, mode: str) -> LostForward:
+        return LostForward(next(self._numbers), mode)
+
     def _place(self) -> tuple[int, int]:
         net = self._random.randrange(len(self._lengths))
         return net, self._random.randrange(self._lengths[net])
@@ -65,8 +73,7 @@ class _Actions:
         if "plain" in self._has:
             return actions
         if "lost" in self._has and self._likely(0.4):
-            mode = self._random.choice(("train", "no_grad", "inference"))
-            actions.append(LostForward(next(self._numbers), mode))
+            actions.append(self.lost_forward(self._random.choice(("train", "no_grad", "inference"))))
         if "broken-forward" in self._has and self._likely(0.4):
             net, place = self._place()
             mode = self._random.choice(("train", "no_grad"))
@@ -78,6 +85,8 @@ class _Actions:
 
     def micro_batches(self, accumulation: int, with_no_sync: bool) -> list[Action]:
         """Forward and backward passes of a step."""
+        if "breadth" in self._has:
+            return self._breadth_first(accumulation, with_no_sync)
         if "flights" in self._has and accumulation > 1:
             return self._in_flight(accumulation, with_no_sync)
         actions: list[Action] = []
@@ -94,6 +103,21 @@ class _Actions:
             actions.append(Backward((forward.number,), (is_last or not with_no_sync) and not is_carried))
             actions += [] if is_last else self.between()
         return actions
+
+    def _breadth_first(self, accumulation: int, with_no_sync: bool) -> list[Action]:
+        """All at once, or some of them under `no_sync` before the others."""
+        numbers = tuple(next(self._numbers) for _ in range(accumulation))
+        if "plain" in self._has or not self._likely(0.4):
+            return [Accumulate(numbers, sync=True)]
+        first = self._random.randrange(1, accumulation + 1)
+        left = numbers[first:]
+        last = [Accumulate(left, sync=True)] if left else self._last()
+        return [Accumulate(numbers[:first], sync=not with_no_sync), *self.between(), *last]
+
+    def _last(self) -> list[Action]:
+        """One micro-batch more, as loops have it that are not breadth-first."""
+        forward = self._forward()
+        return [forward, Backward((forward.number,), sync=True)]
 
     def _in_flight(self, accumulation: int, with_no_sync: bool) -> list[Action]:
         """Forward passes first, some with a backward between them as in a pipeline; then the rest."""

@@ -15,6 +15,7 @@ from lowband.engine.transport import axis, gloo
 from lowband.errors import UserError
 from lowband.spec.axes import Axes
 from tests.random.cases import (
+    Accumulate,
     Backward,
     BrokenBackward,
     BrokenForward,
@@ -30,6 +31,7 @@ from tests.random.model import (
     DTYPE,
     Blown,
     Fuse,
+    is_matrix,
     is_unit,
     nets_of,
     optimizers_of,
@@ -89,7 +91,13 @@ class _Run:
             )
             for index, chain in enumerate(nets_of(case, self.fuse))
         ]
-        self.optimizers = optimizers_of(case, [p for net in self.nets for p in net.parameters()])
+        self.matrices, whole = None, []
+        parameters = [p for net in self.nets for p in net.parameters()]
+        if case.has_matrices:
+            self.matrices = lowband.Matrices(self.nets[0], is_matrix, over=case.over)
+            whole = self.matrices.parameters()
+            parameters = [*self.matrices.others(), *(p for net in self.nets[1:] for p in net.parameters())]
+        self.optimizers = optimizers_of(case, parameters, whole)
         self.waiting: dict[int, torch.Tensor] = {}  # losses of micro-batches in flight
         self.seen = Observed(
             units=[[unit.layout.numel for unit in engine_of(net).units] for net in self.nets]
@@ -111,6 +119,10 @@ class _Run:
                 self.seen.losses.append(self.waiting[number].detach().clone())
             case Backward():
                 self._backward(action)
+            case Accumulate(numbers, sync):
+                with nullcontext() if sync else lowband.no_sync(self.nets[0]):
+                    self.seen.losses += lowband.accumulate(self.nets[0], numbers, self._loss)
+                self._see_held()
             case LostForward(number, mode):
                 with MODES[mode]():
                     self.seen.losses.append(self._loss(number).detach().clone())
@@ -156,19 +168,28 @@ class _Run:
             sum(self.waiting[number] for number in action.numbers).backward(retain_graph=action.keep)
         for number in () if action.keep else action.numbers:
             del self.waiting[number]
-        if not self.waiting:
-            for net in self.nets:
-                now = engine_of(net).meter.now
-                held = {kind: now[kind] for kind in ("gathered", "buffers") if now[kind]}
-                self.seen.held += [held] if held else []
+        self._see_held()
+
+    def _see_held(self) -> None:
+        """What is still there after a backward, where no micro-batch waits for one."""
+        for net in self.nets if not self.waiting else ():
+            now = engine_of(net).meter.now
+            held = {kind: now[kind] for kind in ("gathered", "sums") if now[kind]}
+            self.seen.held += [held] if held else []
 
     def _step(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
             optimizer = self.optimizers[number]
-            if optimizer is not None:
+            if self.matrices is not None and number == 0:
+                self._unless_refused(self._step_matrices)
+            elif optimizer is not None:
                 self._unless_refused(optimizer.step)
         if self.case.is_plain:
             self._take_sent()
+
+    def _step_matrices(self) -> None:
+        with self.matrices:
+            self.optimizers[0].step()
 
     def _unless_refused(self, call: Callable[[], object]) -> None:
         try:
