@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.validation.frontier import ACCUMULATION, MICRO_BATCH, MODEL, RANKS, SEQ_LEN
 from lowband.evidence.validation.frontier_pareto import STATES, WIRES, pareto
 from lowband.predict.prediction import predict
@@ -83,6 +84,8 @@ def test_what_the_documents_say_of_it(table: pd.DataFrame) -> None:
     rows = table.set_index(["stack", "scheme", "order"])
     gain, memory = rows["over_hier3_depth"], rows["peak_memory_bytes"] / 2**30
     planned = ("deepspeed-zero", "planned", "breadth")
+    caption = " ".join(FIGURES["pareto"].caption.split())
+    assert f"{gain[planned]:.2f} times as fast as hier3 depth-first" in caption
     assert gain[planned] == pytest.approx(1.24, abs=0.005)
     assert gain[planned] / gain["deepspeed-zero", "hier3", "breadth"] == pytest.approx(1.08, abs=0.005)
     assert gain["ours", "planned", "breadth"] == pytest.approx(1.0, abs=0.01)

@@ -56,7 +56,7 @@ def test_the_papers_ratio() -> None:
         for key in (("box", 16, 1), ("box-accumulation", 16, 8), ("box-attained", 32, 4))
     )
     README.says(
-        f"{nominal} at nominal links: **not met**. {passes} with 8 passes per step; "
+        f"{nominal} at nominal links, {passes} with 8 passes per step: **not met**; "
         f"{fitted} at link rates fitted to it"
     )
 

@@ -41,7 +41,9 @@ def test_an_appendix_is_whole(name: str, appendices: Path) -> None:
     assert not re.search(r"<%|%>|<<|>>", text)
     assert "--" not in text  # LaTeX makes a dash of it
     # The first thing that is said is what each badge would rest on; then five contributions.
-    places = [text.index(f"{badge}: ") for badge in ("Available", "Functional", "Reproduced")]
+    numbers = [f"item[C{number}]" for number in range(1, 6)]
+    said = ["Available: ", "Functional: ", "Reproduced: ", *numbers, "make install"]
+    places = [text.index(each) for each in said]
     assert places == sorted(places)
     assert len(re.findall(r"\\textbf{C\d: ", text)) == 5
     assert all(latex_code(command) in text for command in commands())

@@ -25,7 +25,7 @@ CLAIMS = graded(
     ("c", "fit", "its 1.4", 1.4, "absolute"),
     ("d", "met", None, 1.0, "artifact"),
     ("e", "not run", None, None, "relation"),
-    ("f", "not met", None, 2.0, "relation"),
+    ("f", "not met", "it scales", 2.0, "relation"),
 )
 
 
@@ -39,11 +39,13 @@ def test_a_sentence_for_each_badge(root: Path) -> None:
     available, functional, reproduced = badges(CLAIMS, root)
     assert (available.state, functional.state, reproduced.state) == ("not yet", "yes", "in part")
     assert "about the artifact itself: 1 met" in functional.reason
-    by_verdict = "met: bytes are a quarter; not met: its 1.71 (here 0.9931); fits: its 1.4"
+    missed = "its 1.71 (here 0.9931), it scales (here 2)"
+    by_verdict = f"met: bytes are a quarter; not met: {missed}; fits: its 1.4"
     assert reproduced.sentence.startswith(f"Reproduced: in part; {by_verdict}; because ")
     line = one_line(CLAIMS, root)
     assert "\n" not in line
-    assert "in part: 1 of 2 relations tried; not met: its 1.71 (" in line
+    assert "in part: 1 of 2 relations tried are met, not: it scales; numbers not met: its 1.71 (" in line
+    assert "relations tried are met ([why]" in one_line(CLAIMS.assign(verdict="met"), root)
 
 
 @pytest.mark.parametrize(("verdict", "state"), [("met", "yes"), ("not met", "no"), ("fit", "no")])
@@ -74,4 +76,6 @@ def test_five_contributions_and_the_claims_that_a_reviewer_asks_about() -> None:
     assert len(contributions(rows, ROOT / "config")) == 5
     counted = {claim.id for claim in claims if claim.badge}
     assert {"box-hier3-over-zeropp", "box-order", "zeropp-volume", "zeropp-converges"} <= counted
+    of_the_paper = {c.id for c in claims if c.kind == "relation" and c.paper == "2501.04266"}
+    assert {"box-accumulation-4", "box-hier3-scales-best"} <= of_the_paper & counted
     assert not any(claim.kind == "artifact" or claim.is_fit for claim in claims if claim.id in counted)

@@ -11,7 +11,7 @@ from report_runs import smoke_specs, write_failure, write_softmax
 
 from lowband.errors import UserError
 from lowband.evidence.report.claim_views import write_claims
-from lowband.evidence.report.figures import FIGURES, Entry, lay_out, scaling, write_figure
+from lowband.evidence.report.figures import FIGURES, READING, Entry, lay_out, scaling, write_figure
 from lowband.evidence.report.figures.style import (
     POINTS,
     End,
@@ -175,3 +175,10 @@ def test_a_figure_never_overwrites_its_table(all_tables: Path) -> None:
     with pytest.raises(UserError, match="would overwrite its table"):
         write_figure("memory", all_tables, all_tables)
     assert (all_tables / "memory.csv").read_bytes() == before
+
+
+def test_hier3_is_said_to_be_our_reading_where_it_is_drawn() -> None:
+    with_it, without = (pd.DataFrame({"scheme": ["zero3", name], "ranks": [1, 2]}) for name in ("hier3", None))
+    caption = FIGURES["scaling"].caption_of(without)
+    assert FIGURES["scaling"].caption_of(with_it) == f"{caption} {READING}"
+    assert READING in FIGURES["pareto"].caption_of(without)  # its words name hier3

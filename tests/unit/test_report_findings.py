@@ -39,9 +39,10 @@ def test_no_measured_condition_has_all_ratios() -> None:
     assert len(measured) == read_facts(ROOT)["conditions"]
 
 
-def test_the_searched_condition_is_the_only_one_that_reaches_the_headline() -> None:
+def test_the_searched_condition_comes_nearest_to_the_headline_at_nominal_links() -> None:
     passes = measured_ratios(ROOT).query("suite == 'box-accumulation'")["hier3 / zeropp"].droplevel("ranks")
-    assert list(passes[passes >= float(headline(ROOT)["value"])].index) == [8]
+    assert passes.idxmax() == 8
+    assert 1 - WITHIN < passes[8] / float(headline(ROOT)["value"]) < 1
 
 
 def test_predicted_ratios_hold_with_fitted_rates_and_no_overlap_only() -> None:

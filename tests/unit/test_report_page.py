@@ -24,6 +24,7 @@ def drawn(tables: Path, figures: Path) -> None:
     """Every figure, empty, with the rows of its table."""
     for name, entry in FIGURES.items():
         (figures / f"{name}.svg").write_text(SVG)
+        (figures / f"{name}.json").write_text('{"caption": "Below it."}')
         (figures / f"{name}.csv").write_bytes((tables / f"{entry.table}.csv").read_bytes())
 
 

@@ -8,7 +8,7 @@ import pytest
 from report_runs import smoke_specs, write_failure, write_run
 
 from lowband.errors import UserError
-from lowband.evidence.tables.build import code_of, tables_of_runs, write_table
+from lowband.evidence.tables.build import code_of, reads_config, tables_of_runs, write_table
 from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.derived import box_hops, communication
 from lowband.evidence.tables.points import POINT
@@ -39,6 +39,11 @@ def test_a_table_is_made_again_where_what_it_imports_changes() -> None:
     assert {"evidence/validation/products.py", "cost/products.py"} <= {*code_of("products")}
     assert "evidence/validation/__init__.py" in code_of("accuracy")  # of a package, by its name
     assert code_of("joined") == ["evidence/tables/tables.yaml", "evidence/tables/view.py"]
+
+
+def test_a_table_is_made_again_where_the_rates_of_links_change() -> None:
+    assert reads_config("communication")
+    assert not reads_config("scaling") and not reads_config("joined")
 
 
 def test_flops_name_their_convention(tables: Path) -> None:

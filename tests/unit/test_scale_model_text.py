@@ -70,6 +70,36 @@ def test_order_and_the_planners_choice(points: pd.DataFrame) -> None:
     TEXT.says(f"`planned` in breadth-first order has {planned:.2f} times the throughput of hier3")
 
 
+def test_passes_per_step_at_nominal_links(points: pd.DataFrame) -> None:
+    rows = of_suite(points, "box-accumulation", "scheme", "accumulation")
+    one, four, eight = (f"{rows.loc[('hier3', passes), 'over_zeropp']:.2f}" for passes in (1, 4, 8))
+    TEXT.says(f"the ratio is {one} with one pass per optimizer step, {four} with four and {eight} with eight")
+    TEXT.says(f"eight passes ZeRO++ is {rows.loc[('zeropp', 8), 'over_zero3']:.2f} times as fast as ZeRO-3")
+    assert set(rows["repeats"]) == {3}
+
+
+def test_order_of_the_passes_at_nominal_links(points: pd.DataFrame) -> None:
+    rows = of_suite(points, "box-order", "accumulation", "scheme", "order").loc[4]
+    gain, over_hier3 = rows.loc[("zero3", "breadth"), ["over_depth", "over_hier3_depth"]]
+    TEXT.says(f"it makes ZeRO-3 {gain:.1f} times as fast, and {over_hier3:.2f} times as fast as hier3")
+    longest = of_suite(points, "box-order", "order")["measured_over_predicted"].max()
+    TEXT.says(f"These runs take up to {100 * (longest - 1):.0f} % longer than predicted")
+
+
+def test_measured_over_predicted(points: pd.DataFrame) -> None:
+    runs = read_table(SHIPPED / "runs.csv")
+    planned = runs[runs["suite"] == "box-planned"]
+    longer = 100 * (planned["step_time_s"] / planned["predicted_step_time_s"] - 1)
+    assert len(longer) == 9
+    TEXT.says(f"nine runs took {longer.min():.0f} to {longer.max():.0f} % longer than predicted")
+    on_two_nodes = points[(points["ranks"] == 16) & (points["cluster"] == "frontier-box")]
+    by_tokens = on_two_nodes.groupby(on_two_nodes["tokens_per_rank"] / on_two_nodes["accumulation"])
+    found = by_tokens["measured_over_predicted"]
+    least, most = found.min()[1024], found.max()[1024]
+    TEXT.says(f"between {least:.2f} and {most:.2f} with 1,024 tokens per rank and pass")
+    TEXT.says(f"With 256 tokens it reaches {found.max()[256]:.2f}:")
+
+
 def test_two_dgx2_nodes(points: pd.DataFrame) -> None:
     rows = of_suite(points, "box-dgx2", "scheme", "outer_link_bytes_per_s")
     one, four = (f"{ratio:.2f}" for ratio in rows.loc["zeropp", "over_zero3"].sort_index())

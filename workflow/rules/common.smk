@@ -16,6 +16,7 @@ from lowband.evidence.claims.claim import read_claims, sources
 from lowband.evidence.tables.build import (
     code_of,
     raw_dir,
+    reads_config,
     source_paths,
     tables_of_runs,
 )
@@ -147,6 +148,19 @@ def code_files(table):
 
 def table_code(wildcards):
     return code_files(wildcards.table)
+
+
+# What predictions are made of, beside published rows; and a few tables, for the rates of links.
+PREDICTED_FROM = [
+    *sorted(Path("slurm").glob("*/machine.yaml")),
+    *sorted(Path("config/stacks").glob("*.yaml")),
+    "config/models.yaml",
+    "config/schemes.yaml",
+]
+
+
+def table_config(wildcards):
+    return PREDICTED_FROM if reads_config(wildcards.table) else []
 
 
 def claim_tables(wildcards):

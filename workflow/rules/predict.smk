@@ -4,9 +4,7 @@
 rule predict:
     input:
         reported=sorted(Path("results/reported").glob("*.csv")),
-        machines=sorted(Path("slurm").glob("*/machine.yaml")),
-        stacks=sorted(Path("config/stacks").glob("*.yaml")),
-        config=["config/models.yaml", "config/schemes.yaml"],
+        config=PREDICTED_FROM,
         code=sorted(
             [
                 *Path("src/lowband/cost").glob("*.py"),

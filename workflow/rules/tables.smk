@@ -55,6 +55,7 @@ else:
 rule table:
     input:
         sources=table_sources,
+        config=table_config,
         code=table_code,
     output:
         table=f"{TABLES_DIR}/{{table}}.csv",

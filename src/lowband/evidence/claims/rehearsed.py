@@ -23,7 +23,8 @@ def suite_stacks(config: Config, specs: Sequence[RunSpec]) -> dict[str, Stack]:
 def suite_ratios(config: Config, name: str) -> list[Ratio]:
     """A row per claim that the suite `decides` and per condition; none if it names no claim.
 
-    Raises UserError for a claim that is not in config/claims.yaml, or that reports no number.
+    Its number is the paper's or, where no paper has one, its target. Raises UserError for a claim that is not
+    in config/claims.yaml, or has neither.
     """
     suite = config.suite(name)
     if not suite.decides:
@@ -33,11 +34,12 @@ def suite_ratios(config: Config, name: str) -> list[Ratio]:
     claims = {claim.id: claim for claim in read_claims(claims_yaml)}
     wanted = []
     for claim, of in suite.decides.items():
-        if claim not in claims or not claims[claim].reported:
-            with_number = sorted(one.id for one in claims.values() if one.reported)
-            raise UserError(
-                f"decides: no claim '{claim}' with a paper's number", where=name, allowed=with_number
-            )
-        wanted.append(Wanted(claim, reported_number(claims[claim], claims_yaml), of))
+        number = None if claim not in claims else claims[claim].target
+        if claim in claims and claims[claim].reported:
+            number = reported_number(claims[claim], claims_yaml)
+        if number is None:
+            with_number = sorted(one.id for one in claims.values() if one.reported or one.target is not None)
+            raise UserError(f"decides: no claim '{claim}' with a number", where=name, allowed=with_number)
+        wanted.append(Wanted(claim, number, of))
     machine = specs[0].machine
     return ratios(specs, wanted, suite_stacks(config, specs), config.given_stack(None, machine))

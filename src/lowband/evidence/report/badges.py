@@ -64,16 +64,23 @@ def badges(claims: pd.DataFrame, root: Path) -> list[Badge]:
 
 
 def one_line(claims: pd.DataFrame, root: Path) -> str:
-    """The badges in a line: states, and for the last one how many relations and which words are not met."""
+    """The badges in a line: states, and for the last one which relations and which numbers are not met."""
     available, functional, reproduced = badges(claims, root)
     relations = claims[(claims["kind"] == "relation") & (claims["verdict"] != "not run")]
     met = int((relations["verdict"] == "met").sum())
-    missed = [str(claim["badge"]) for _, claim in _counted(claims) if claim["verdict"] == "not met"]
+    missed = [claim for _, claim in _counted(claims) if claim["verdict"] == "not met"]
+    of_relations = [str(claim["badge"]) for claim in missed if claim["kind"] == "relation"]
+    of_numbers = [str(claim["badge"]) for claim in missed if claim["kind"] != "relation"]
     return (
         f"Badges: available: {available.state}; functional: {functional.state}; "
-        f"reproduced: {reproduced.state}: {met} of {len(relations)} relations tried; "
-        f"not met: {', '.join(missed) or 'none'} ([why](docs/claims.md#badges))."
+        f"reproduced: {reproduced.state}: {met} of {len(relations)} relations tried are met"
+        f"{_but_for(', not: ', of_relations)}{_but_for('; numbers not met: ', of_numbers)} "
+        "([why](docs/claims.md#badges))."
     )
+
+
+def _but_for(words: str, missed: list[str]) -> str:
+    return f"{words}{', '.join(missed)}" if missed else ""
 
 
 def contributions(claims: pd.DataFrame, config: Path) -> list[dict[str, Any]]:

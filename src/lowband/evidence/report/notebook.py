@@ -11,7 +11,7 @@ import pandas as pd
 
 from lowband.errors import UserError
 from lowband.evidence.report.claim_views import not_run, tally_apart, tried
-from lowband.evidence.report.figures import FIGURES, write_figure
+from lowband.evidence.report.figures import read_caption, write_figure
 from lowband.evidence.report.shipped import write_shipped_tables
 from lowband.evidence.report.writers import markdown
 from lowband.spec.csv_tables import read_table
@@ -43,7 +43,7 @@ class Report:
         folder = self._figures or self._own / "figures"
         if self._figures is None:
             write_figure(name, self._tables, folder)
-        display(Image(folder / f"{name}.png", width=WIDTH_PX), Markdown(FIGURES[name].caption))
+        display(Image(folder / f"{name}.png", width=WIDTH_PX), Markdown(read_caption(folder, name)))
 
     def claims(self, *experiments: str) -> None:
         """Display the graded claims of these experiments (of config/experiments.yaml), or of all."""

@@ -104,6 +104,12 @@ def code_of(name: str) -> list[str]:
     return sorted(always | _with_imports(f"evidence/{module}.py"))
 
 
+def reads_config(name: str) -> bool:
+    """Whether a table is also made of the files of machines, models, schemes and software."""
+    files = [PACKAGE / file for file in code_of(name) if file.endswith(".py")]
+    return any("lowband.spec.config" in file.read_text(encoding="utf-8") for file in files)
+
+
 def _with_imports(file: str) -> set[str]:
     """A file and those of OF_NUMBERS that it imports, directly or by another one."""
     found, waiting = set[str](), {file}

@@ -29,7 +29,7 @@ WITHIN = 0.05
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NODE_GIGABYTES_PER_S = np.geomspace(4, 90, 28)
 
-SCALE_SCHEMES = ("zero1", "zero3", "hpz", "zeropp", "hsdp", "hier3")
+SCALE_SCHEMES = ("zero2", "zero3", "hpz", "zeropp", "hsdp", "hier3")
 SCALE_RANKS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 37632, 75264)
 SLOWER = (1, 10)
 LARGEST_RANKS = (8, 64, 384, 3072)

@@ -103,7 +103,7 @@ def _pairs(points: Sequence[RunSpec], of: Decides) -> Iterator[tuple[RunSpec, Ru
     """Runs, each with those that it is compared with: equal but for the scheme, or for the ranks.
 
     A scheme that a peer does not run is also compared with the peer's other one, whose collectives, overlap
-    and order are its own.
+    and order are its own. One that runs in an order in which the other does not is compared with its order.
     """
 
     def with_points(scheme: str, ranks: int) -> list[tuple[RunSpec, dict[str, Any]]]:
@@ -111,10 +111,13 @@ def _pairs(points: Sequence[RunSpec], of: Decides) -> Iterator[tuple[RunSpec, Ru
 
     ones = with_points(of.scheme, of.ranks)
     others = with_points(of.over or of.scheme, of.over_ranks or of.ranks)
+    if of.over_engine is not None:
+        others = [(spec, point) for spec, point in others if spec.engine == of.over_engine]
     engines = {spec.engine for spec, _ in ones}
+    is_one_order = bool({spec.order for spec, _ in ones} & {spec.order for spec, _ in others})
     for one, mine in ones:
         for other, theirs in others:
-            free = {"scheme", "ranks"}
+            free = {"scheme", "ranks"} if is_one_order else {"scheme", "ranks", "order"}
             if other.engine not in engines:
                 free |= {"engine", *_OF_CONDITION} - {"accumulation"}
             if all(mine[key] == theirs[key] for key in mine if key not in free):

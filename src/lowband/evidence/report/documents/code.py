@@ -233,7 +233,7 @@ def rehearsed(_tables: Path, root: Path) -> list[str]:
         {
             "claim": f"`{claim}`",
             "ratio": f"{scheme} / {over}",
-            "the paper's": f"{group['wanted'].iloc[0]:g}",
+            "wanted": f"{group['wanted'].iloc[0]:g}",
             "passes": f"{passes}",
             "links as published": f"{group['published'].min():.2f} to {group['published'].max():.2f}",
             "as the paper's stack": f"{group['attained'].min():.2f} to {group['attained'].max():.2f}",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pydantic import field_validator
 
 from lowband.errors import UserError
 from lowband.evidence.tables.build import tables_of_runs
@@ -34,11 +33,6 @@ class Entry(Strict):
     caption: str
     drawn_by: str = ""
 
-    @field_validator("caption")
-    @classmethod
-    def _whole(cls, caption: str) -> str:
-        return caption.replace("{reading}", READING)
-
     @property
     def file(self) -> str:
         """The file of this folder that draws the figure."""
@@ -50,6 +44,12 @@ class Entry(Strict):
         if not self.drawn_by:
             return code_at(module, name, where)
         return getattr(code_at(module, self.drawn_by.partition(":")[2], where), name)
+
+    def caption_of(self, rows: pd.DataFrame) -> str:
+        """The caption of these rows, which says whose scheme hier3 is if it is among them."""
+        is_drawn = rows.select_dtypes(exclude="number").map(lambda cell: "hier3" in str(cell))
+        reading = READING if "hier3" in self.caption or is_drawn.to_numpy().any() else ""
+        return self.caption.replace("{reading}", reading).rstrip()
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
         """Exactly the drawn rows of its table."""
@@ -92,7 +92,8 @@ def write_figure(name: str, tables_dir: Path, out_dir: Path) -> None:
         drawn.savefig(out_dir / f"{name}.svg", metadata={"Date": None})
         drawn.savefig(out_dir / f"{name}.png", dpi=PNG_DPI)
     write_csv(data, out_dir / f"{name}.csv")
-    write_whole(out_dir / f"{name}.json", json.dumps(_origin(name, entry, source, out_dir), indent=2) + "\n")
+    origin = _origin(name, entry.caption_of(data), source, out_dir)
+    write_whole(out_dir / f"{name}.json", json.dumps(origin, indent=2) + "\n")
 
 
 def lay_out(figure: "Figure") -> None:
@@ -104,10 +105,15 @@ def lay_out(figure: "Figure") -> None:
         axes.set_position((left, bottom, width, height))
 
 
-def _origin(name: str, entry: Entry, source: Path, out_dir: Path) -> dict[str, str]:
+def read_caption(folder: Path, name: str) -> str:
+    """That of a figure which `write_figure` has written there."""
+    return str(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["caption"])
+
+
+def _origin(name: str, caption: str, source: Path, out_dir: Path) -> dict[str, str]:
     return {
         "figure": name,
-        "caption": entry.caption,
+        "caption": caption,
         "table": source.as_posix(),
         "table_sha256": sha256(source),
         "commit": commit(),

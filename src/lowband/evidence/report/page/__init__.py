@@ -25,7 +25,7 @@ from lowband.evidence.report.claim_views import (
     tally_apart,
 )
 from lowband.evidence.report.documents import read_blocks
-from lowband.evidence.report.figures import FIGURES, commit, own_figures
+from lowband.evidence.report.figures import FIGURES, commit, own_figures, read_caption
 from lowband.evidence.report.findings import findings
 from lowband.evidence.report.page.machine import draw_machine, links
 from lowband.evidence.report.page.schemes import MACHINE, STATES, draw_scheme, exchanges, wires
@@ -134,14 +134,15 @@ def _schemes(config: Config, names: list[str], cluster: str) -> tuple[list[dict[
 def _figure(name: str, tables: Path, figures: Path) -> Markup:
     """A figure with its caption and the kinds of evidence in it."""
     path = figures / f"{name}.svg"
-    if not path.is_file():
-        raise UserError("no such figure", where=path, allowed=f"what `lowband figure {name}` draws")
+    for file in (path, path.with_suffix(".json")):
+        if not file.is_file():
+            raise UserError("no such figure", where=file, allowed=f"what `lowband figure {name}` draws")
     entry = FIGURES[name]
     kinds = _evidence(entry.table, tables, figures / f"{name}.csv")
     badges = "".join(f'<b class="badge {kind}">{kind}</b> ' for kind in kinds)
     return Markup(
         f'<figure id="figure-{name}"><div class="wide">{_inline(path, name)}</div>'
-        f"<figcaption>{badges}{escape(entry.caption)}</figcaption></figure>"
+        f"<figcaption>{badges}{escape(read_caption(figures, name))}</figcaption></figure>"
     )
 
 
