@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from report_runs import smoke_specs, write_failure, write_softmax
@@ -178,7 +179,9 @@ def test_a_figure_never_overwrites_its_table(all_tables: Path) -> None:
 
 
 def test_hier3_is_said_to_be_our_reading_where_it_is_drawn() -> None:
-    with_it, without = (pd.DataFrame({"scheme": ["zero3", name], "ranks": [1, 2]}) for name in ("hier3", None))
+    with_it, without = (
+        pd.DataFrame({"scheme": ["zero3", name], "ranks": [1, 2]}) for name in ("hier3", None)
+    )
     caption = FIGURES["scaling"].caption_of(without)
     assert FIGURES["scaling"].caption_of(with_it) == f"{caption} {READING}"
     assert READING in FIGURES["pareto"].caption_of(without)  # its words name hier3
