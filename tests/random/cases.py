@@ -175,6 +175,17 @@ class Case:
         """How replicas meet, if there are any."""
         return self.nets[0].scheme.sync
 
+    def is_seen(self, broken: BrokenBackward) -> bool:
+        """Whether ranks must raise where one process does.
+
+        Torch ends the second run of a checkpointed layer as soon as it has what the backward needs. Frozen
+        layers need their weights, which the engine hands out itself, so there it may end before the place.
+        """
+        part = self.nets[broken.net].parts[broken.place]
+        part = part if part.shares is None else self.nets[broken.net].parts[part.shares]
+        is_short = part.checkpoint == "plain" and part.frozen != "none"
+        return broken.where != "recompute" or not is_short
+
     @property
     def has_matrices(self) -> bool:
         """Whether the first optimizer updates whole matrices."""

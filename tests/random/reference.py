@@ -261,7 +261,7 @@ class Run:
                 broken = True
             self.fuse.disarm()
         for seen in self.seen:
-            seen.broken.append(broken)
+            seen.broken += [broken] if self.case.is_seen(action) else []
         for weights in self.weights:
             weights.use(backward=False)
             weights.forget()

@@ -154,12 +154,13 @@ class _Run:
 
     def _broken_backward(self, action: BrokenBackward) -> None:
         self.fuse.arm(action.where, action.net, action.place)
+        broken = False
         try:
             self.waiting.pop(action.number).backward()
-            self.seen.broken.append(False)
         except Blown:
-            self.seen.broken.append(True)
+            broken = True
         self.fuse.disarm()
+        self.seen.broken += [broken] if self.case.is_seen(action) else []
 
     def _backward(self, action: Backward) -> None:
         with ExitStack() as stack:
