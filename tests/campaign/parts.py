@@ -64,13 +64,9 @@ _CASES, _AT_A_TIME = 1000, 100
 PARTS = {
     **{
         suite: Part("box", True, (suite,))
-        for suite in ("box", "box-accumulation", "box-planned")
+        for suite in ("box", "box-accumulation", "box-order", "box-planned")
     },
-    **{  # half an hour and an hour each
-        f"{suite}-{n}": Part("box", True, (suite,), repeat=n)
-        for suite in ("box-order", "box-attained")
-        for n in (1, 2, 3)
-    },
+    **{f"box-attained-{n}": Part("box", True, ("box-attained",), repeat=n) for n in (1, 2, 3)},  # 1 h each
     "peers": Part("peers", True, ("peers",)),
     "peers-box": Part("peers", True, ("peers-box",)),
     "local": Part("local/tables", True, ("default", "volume", "links", "order")),

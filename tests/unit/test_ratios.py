@@ -37,6 +37,7 @@ def test_the_numbers_are_the_papers(cells: list[Ratio]) -> None:
         "hier3-efficiency": 0.94,
         "frontier-ours-over-zero2": 1,
         "frontier-ours-over-deepspeed": 1,
+        "frontier-hier3-over-deepspeed": 1,
     }
 
 
@@ -90,6 +91,7 @@ def test_what_is_compared(cells: list[Ratio]) -> None:
     }  # fmt: skip
     engines = [c.engine for c in cells if c.claim == "zeropp-gain-frontier"]
     assert (engines.count("lowband"), engines.count("deepspeed")) == (9, 3)
+    assert {c.over for c in cells if c.claim == "frontier-hier3-over-deepspeed"} == {"zeropp of DeepSpeed"}
     for claim, over in (("zero2", "zero2"), ("deepspeed", "zeropp of DeepSpeed")):  # depth-first, as they run
         ours = [c for c in cells if c.claim == f"frontier-ours-over-{claim}"]
         assert {(c.scheme, c.order, c.over) for c in ours} == {("planned", "breadth", over)}
@@ -104,6 +106,14 @@ def test_what_is_printed_of_a_hopeless_claim() -> None:
     assert text(found)[-1] == "no cell can decide hopeless: the outcome of each is foreseen"
     low = ratios(RUNS, [Wanted("low", 0.1, wanted.of)], {}, OWN)  # without a stack the peer is left out
     assert {(c.foreseen, c.over) for c in low} == {("above", "zeropp")}
+
+
+def test_a_claim_that_is_met_from_a_number_on_has_no_tolerance(cells: list[Ratio]) -> None:
+    of = Decides(scheme="planned", ranks=384, over="zero2", over_engine="lowband")
+    low = min(c.low for c in cells if c.claim == "frontier-ours-over-zero2")
+    for is_least, foreseen in ((True, {"above"}), (False, {""})):
+        wanted = Wanted("frontier-ours-over-zero2", 0.99 * low, of, is_least)
+        assert {c.foreseen for c in ratios(RUNS, [wanted], {}, OWN)} == foreseen
 
 
 def test_a_claim_that_no_runs_are_about_is_refused(tmp_path: Path) -> None:

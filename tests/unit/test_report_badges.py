@@ -44,7 +44,10 @@ def test_a_sentence_for_each_badge(root: Path) -> None:
     assert reproduced.sentence.startswith(f"Reproduced: in part; {by_verdict}; because ")
     line = one_line(CLAIMS, root)
     assert "\n" not in line
-    assert "in part: 1 of 2 relations tried are met, not: it scales; numbers not met: its 1.71 (" in line
+    assert (
+        "in part: 1 of 2 relations tried are met; relations not met: it scales; numbers not met: its 1.71 ("
+        in line
+    )
     assert "relations tried are met ([why]" in one_line(CLAIMS.assign(verdict="met"), root)
 
 

@@ -185,3 +185,5 @@ def test_hier3_is_said_to_be_our_reading_where_it_is_drawn() -> None:
     caption = FIGURES["scaling"].caption_of(without)
     assert FIGURES["scaling"].caption_of(with_it) == f"{caption} {READING}"
     assert READING in FIGURES["pareto"].caption_of(without)  # its words name hier3
+    assert READING in FIGURES["frontier_map"].caption_of(pd.DataFrame({"ratio_hier3_zeropp": [1.0]}))
+    assert not any("{" in entry.worded(shows_hier3=True) for entry in FIGURES.values())

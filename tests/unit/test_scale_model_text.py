@@ -76,12 +76,22 @@ def test_passes_per_step_at_nominal_links(points: pd.DataFrame) -> None:
     TEXT.says(f"the ratio is {one} with one pass per optimizer step, {four} with four and {eight} with eight")
     TEXT.says(f"eight passes ZeRO++ is {rows.loc[('zeropp', 8), 'over_zero3']:.2f} times as fast as ZeRO-3")
     assert set(rows["repeats"]) == {3}
+    apart = (rows["step_time_max_s"] / rows["step_time_min_s"]).max() - 1
+    TEXT.says(f"those of `box-accumulation` by up to {100 * apart:.0f} %")
+    epyc = of_suite(points, "box-planned", "scheme", "order").loc[("hier3", "depth"), "step_time_s"]
+    xeon = rows.loc[("hier3", 4), "step_time_s"]
+    TEXT.says(f"takes {epyc:.1f} s in `box-planned`, measured on an AMD EPYC, and {xeon:.1f} s in")
+    measured = read_table(REFERENCE / "campaign.csv").set_index("part")["processor"]
+    assert measured["box-planned"].startswith("AMD EPYC")
+    assert measured["box-accumulation"].startswith("Intel(R) Xeon(R)")
 
 
 def test_order_of_the_passes_at_nominal_links(points: pd.DataFrame) -> None:
     rows = of_suite(points, "box-order", "accumulation", "scheme", "order").loc[4]
     gain, over_hier3 = rows.loc[("zero3", "breadth"), ["over_depth", "over_hier3_depth"]]
     TEXT.says(f"it makes ZeRO-3 {gain:.1f} times as fast, and {over_hier3:.2f} times as fast as hier3")
+    predicted = rows["predicted_step_time_s"]
+    TEXT.says(f"(predicted {predicted['hier3', 'depth'] / predicted['zero3', 'breadth']:.2f})")
     longest = of_suite(points, "box-order", "order")["measured_over_predicted"].max()
     TEXT.says(f"These runs take up to {100 * (longest - 1):.0f} % longer than predicted")
 

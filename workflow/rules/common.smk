@@ -150,7 +150,7 @@ def table_code(wildcards):
     return code_files(wildcards.table)
 
 
-# What predictions are made of, beside published rows; and a few tables, for the rates of links.
+# What predictions are made of, beside published rows, and the tables that compare with them or with links' rates.
 PREDICTED_FROM = [
     *sorted(Path("slurm").glob("*/machine.yaml")),
     *sorted(Path("config/stacks").glob("*.yaml")),

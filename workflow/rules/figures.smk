@@ -25,7 +25,7 @@ rule figure:
     params:
         tables=lambda wildcards, input: Path(input.table).parent,
         out=lambda wildcards, output: Path(output.pdf).parent,
-        caption=lambda wildcards: FIGURES[wildcards.figure].caption,
+        caption=lambda wildcards: FIGURES[wildcards.figure].worded(shows_hier3=True),
         entry=lambda wildcards: repr(FIGURES[wildcards.figure]),
     shell:
         "python -m lowband figure {wildcards.figure:q} --tables {params.tables:q} --out {params.out:q} > {log:q} 2>&1"

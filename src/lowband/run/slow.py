@@ -12,8 +12,10 @@ SLOWER times the median.
 
 [Note: late] Who waited for a slow pair comes late to the next messages, all at once, while those that came
 early shared their ports with fewer: its messages take longer than the median, up to as many times as there
-are partners. But less than those of the pair. A rank whose own link is slow is one of the slowest pair, whose
-messages that link slows as much as its others.
+are partners. But less than those of the pair, if that is slow enough. A rank whose own link is slow is one of
+the slowest pair, whose messages that link slows as much as its others, to within NEAR. So who comes late may
+still be named beside a path that is less than NEAR times slower; and of a slow link and a slower path
+elsewhere the path alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from lowband.spec.mesh import SELF, Levels
 from lowband.spec.records import Slow, Slowest, StepRecord
 
 SLOWER = {"rank": 1.1, "link": 1.5}  # times the median; less is not worth a line
+NEAR = 1.5
 CHANCE = 1e-3
 WINDOW = 50  # last steps
 
@@ -93,9 +96,9 @@ def _explained(ranks: Sequence[Slow], pairs: Sequence[Slow]) -> Sequence[Slow]:
     worst = max(pairs, key=lambda slow: slow.times)
     itself = [
         slow for slow in ranks
-        if slow.ranks[0] in worst.ranks and slow.times * SLOWER["link"] > worst.times
+        if slow.ranks[0] in worst.ranks and slow.times * NEAR > worst.times
     ]  # fmt: skip
-    return itself or [slow for slow in pairs if slow.times * SLOWER["link"] > worst.times]
+    return itself or [slow for slow in pairs if slow.times * NEAR > worst.times]
 
 
 def _often(steps: Sequence[StepRecord], level: str, ranks: int) -> list[Slow]:

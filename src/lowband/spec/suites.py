@@ -39,9 +39,7 @@ class Decides(Strict):
     ranks: PositiveInt
     over: str | None = Field(default=None, description="the other scheme, on as many ranks")
     over_ranks: PositiveInt | None = Field(default=None, description="the fewer ranks")
-    over_engine: str | None = Field(
-        default=None, description="the other's engine, where only one engine's counts"
-    )
+    over_engine: str | None = Field(default=None, description="the engine of the other scheme; default: any")
 
     @model_validator(mode="after")
     def _over_one(self) -> "Decides":

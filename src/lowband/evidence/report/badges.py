@@ -74,12 +74,12 @@ def one_line(claims: pd.DataFrame, root: Path) -> str:
     return (
         f"Badges: available: {available.state}; functional: {functional.state}; "
         f"reproduced: {reproduced.state}: {met} of {len(relations)} relations tried are met"
-        f"{_but_for(', not: ', of_relations)}{_but_for('; numbers not met: ', of_numbers)} "
+        f"{_listed('; relations not met: ', of_relations)}{_listed('; numbers not met: ', of_numbers)} "
         "([why](docs/claims.md#badges))."
     )
 
 
-def _but_for(words: str, missed: list[str]) -> str:
+def _listed(words: str, missed: list[str]) -> str:
     return f"{words}{', '.join(missed)}" if missed else ""
 
 

@@ -28,11 +28,21 @@ _OF_CONDITION = ("accumulation", "collectives", "overlap", "order")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A claim's number, and the ratio that it is about."""
+    """A claim's number, and the ratio that it is about.
+
+    is_least: whether any ratio from the number on meets it
+    """
 
     claim: str
     number: float
     of: Decides
+    is_least: bool = False
+
+    @property
+    def meets(self) -> tuple[float, float]:
+        """Measured ratios below the first miss it; of those above the second the outcome is foreseen."""
+        within = 0 if self.is_least else WITHIN
+        return self.number * (1 - within), self.number * (1 + within)
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def _ratio(want: Wanted, one: RunSpec, other: RunSpec, stacks: Mapping[str, Stac
             for spec, job in zip((one, other), jobs, strict=True)
         )
     low, high = min(values.values()), max(values.values())
-    least, most = want.number * (1 - WITHIN), want.number * (1 + WITHIN)
+    least, most = want.meets
     over = want.of.over or f"{want.of.over_ranks} ranks"
     if one.engine != other.engine:
         over += f" of {PEER_NAMES[other.engine]}"

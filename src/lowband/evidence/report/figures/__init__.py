@@ -48,7 +48,11 @@ class Entry(Strict):
     def caption_of(self, rows: pd.DataFrame) -> str:
         """The caption of these rows, which says whose scheme hier3 is if it is among them."""
         is_drawn = rows.select_dtypes(exclude="number").map(lambda cell: "hier3" in str(cell))
-        reading = READING if "hier3" in self.caption or is_drawn.to_numpy().any() else ""
+        return self.worded(is_drawn.to_numpy().any() or any("hier3" in column for column in rows.columns))
+
+    def worded(self, shows_hier3: bool) -> str:
+        """The caption, where figures have hier3 and where they do not."""
+        reading = READING if shows_hier3 or "hier3" in self.caption else ""
         return self.caption.replace("{reading}", reading).rstrip()
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
