@@ -223,7 +223,9 @@ def test_what_is_said_of_the_suite_frontier() -> None:
     assert {row.foreseen for row in ours if row.accumulation > 1} == {""}
     best = [row for row in suite_ratios(CONFIG, "frontier") if row.claim.startswith("frontier-ours-over")]
     assert {row.foreseen for row in best} == {"above"}
-    sites.says("our best is at least as fast as plain ZeRO-2 and as DeepSpeed's ZeRO++ is foreseen under every")
+    sites.says(
+        "our best is at least as fast as plain ZeRO-2 and as DeepSpeed's ZeRO++ is foreseen under every"
+    )
     sites.says(f"Where the wanted number lies outside of it, within {100 * WITHIN:.0f} %")
 
 
