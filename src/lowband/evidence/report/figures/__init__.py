@@ -48,7 +48,8 @@ class Entry(Strict):
     def caption_of(self, rows: pd.DataFrame) -> str:
         """The caption of these rows, which says whose scheme hier3 is if it is among them."""
         is_drawn = rows.select_dtypes(exclude="number").map(lambda cell: "hier3" in str(cell))
-        return self.worded(is_drawn.to_numpy().any() or any("hier3" in column for column in rows.columns))
+        is_named = any("hier3" in column for column in rows.columns)
+        return self.worded(shows_hier3=is_named or bool(is_drawn.to_numpy().any()))
 
     def worded(self, shows_hier3: bool) -> str:
         """The caption, where figures have hier3 and where they do not."""
