@@ -108,11 +108,11 @@ def test_what_is_printed_of_a_hopeless_claim() -> None:
     assert {(c.foreseen, c.over) for c in low} == {("above", "zeropp")}
 
 
-def test_a_claim_that_is_met_from_a_number_on_has_no_tolerance(cells: list[Ratio]) -> None:
+def test_a_claim_that_is_met_on_one_side_of_a_number_has_no_tolerance(cells: list[Ratio]) -> None:
     of = Decides(scheme="planned", ranks=384, over="zero2", over_engine="lowband")
     low = min(c.low for c in cells if c.claim == "frontier-ours-over-zero2")
-    for is_least, foreseen in ((True, {"above"}), (False, {""})):
-        wanted = Wanted("frontier-ours-over-zero2", 0.99 * low, of, is_least)
+    for is_one_sided, foreseen in ((True, {"above"}), (False, {""})):
+        wanted = Wanted("frontier-ours-over-zero2", 0.99 * low, of, is_one_sided)
         assert {c.foreseen for c in ratios(RUNS, [wanted], {}, OWN)} == foreseen
 
 

@@ -40,6 +40,6 @@ def suite_ratios(config: Config, name: str) -> list[Ratio]:
         if number is None:
             with_number = sorted(one.id for one in claims.values() if one.reported or one.target is not None)
             raise UserError(f"decides: no claim '{claim}' with a number", where=name, allowed=with_number)
-        wanted.append(Wanted(claim, number, of, is_least=claims[claim].relation == ">="))
+        wanted.append(Wanted(claim, number, of, is_one_sided=claims[claim].relation not in ("==", None)))
     machine = specs[0].machine
     return ratios(specs, wanted, suite_stacks(config, specs), config.given_stack(None, machine))

@@ -30,18 +30,18 @@ _OF_CONDITION = ("accumulation", "collectives", "overlap", "order")
 class Wanted:
     """A claim's number, and the ratio that it is about.
 
-    is_least: whether any ratio from the number on meets it
+    is_one_sided: whether any ratio on one side of the number meets it
     """
 
     claim: str
     number: float
     of: Decides
-    is_least: bool = False
+    is_one_sided: bool = False
 
     @property
     def meets(self) -> tuple[float, float]:
-        """Measured ratios below the first miss it; of those above the second the outcome is foreseen."""
-        within = 0 if self.is_least else WITHIN
+        """Of a ratio that is surely below the first or above the second the outcome is foreseen."""
+        within = 0 if self.is_one_sided else WITHIN
         return self.number * (1 - within), self.number * (1 + within)
 
 
