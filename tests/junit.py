@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from tests.timed import FAILED_TWICE
+
 COMMAND = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
 def counted(arguments: Sequence[str]) -> dict[str, Any]:
     """tests, skipped, failed, which: the names of those that failed, whose output is printed.
 
+    A run that fails without naming a test counts as one failure: a timed test that failed twice, or no test.
     Raises RuntimeError where pytest could not begin.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -22,12 +25,19 @@ def counted(arguments: Sequence[str]) -> dict[str, Any]:
         if not report.exists():
             raise RuntimeError(ended.stdout + ended.stderr)
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    wrong = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    wrong = [
+        case.get("name", "")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    wrong += [line.split("::")[-1] for line in ended.stdout.splitlines() if line.startswith(FAILED_TWICE)]
+    if ended.returncode and not wrong:
+        wrong = [f"exit code {ended.returncode}"]
     if wrong:
         print(ended.stdout)
     return {
         "tests": len(cases),
         "skipped": sum(case.find("skipped") is not None for case in cases),
         "failed": len(wrong),
-        "which": " ".join(case.get("name", "") for case in wrong),
+        "which": " ".join(wrong),
     }

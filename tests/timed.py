@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+FAILED_TWICE = "FAILED twice: "
+
 
 class SecondTry:
     """Tests marked `timed` that fail run once more at the end, each alone in a process of its own.
@@ -41,7 +43,7 @@ class SecondTry:
                 "--wide",
             ]
             has_passed = subprocess.run([*command, test], cwd=session.config.rootpath).returncode == 0
-            self._lines.append(f"{'passed alone' if has_passed else 'FAILED twice'}: {test}")
+            self._lines.append(f"{'passed alone: ' if has_passed else FAILED_TWICE}{test}")
             if has_passed:
                 self._lines += [f"    before: {line}" for line in said.splitlines()[-1:]]
             else:

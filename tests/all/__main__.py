@@ -52,14 +52,16 @@ def tried(campaign: Campaign, out: Path, commit: str) -> dict[str, Any]:
     if any(row["commit"] != commit for row in campaign_rows.read(made)):
         made.unlink()
     given = made.parent if campaign.takes_folder else made
-    subprocess.run([sys.executable, "-m", *campaign.command, "--out", given], check=False)
+    ended = subprocess.run([sys.executable, "-m", *campaign.command, "--out", given], check=False)
     rows = campaign_rows.read(made)
-    wrong = [row for row in rows if row[campaign.wrong] not in ("", "0")]
+    wrong = [row[campaign.name] for row in rows if row[campaign.wrong] not in ("", "0")]
+    if not wrong and (ended.returncode or not rows):
+        wrong = [f"exit code {ended.returncode}" if rows else "it did not begin"]
     return {
         "tests": sum(int(row[campaign.counts]) for row in rows) if campaign.counts else len(rows),
         "skipped": 0,
-        "failed": len(wrong) if rows else 1,
-        "which": " ".join(row[campaign.name] for row in wrong) if rows else "it did not begin",
+        "failed": len(wrong),
+        "which": " ".join(wrong),
     }
 
 

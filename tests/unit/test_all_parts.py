@@ -9,7 +9,7 @@ import pytest
 from tests.all import __main__ as everything
 from tests.all.parts import APART, CAMPAIGNS, LETTERS, LONGEST, TESTS, Campaign
 from tests.checkout import ROOT
-from tests.junit import COMMAND
+from tests.junit import COMMAND, counted
 
 
 def test_every_folder_of_tests_is_in_a_part() -> None:
@@ -49,3 +49,24 @@ def test_what_a_campaign_wrote_is_counted(tmp_path: Path) -> None:
     assert (found["tests"], found["failed"], found["which"]) == (50, 1, "5")
     found = everything.tried(campaign, tmp_path, "later")
     assert (found["tests"], found["failed"], found["which"]) == (0, 1, "it did not begin")
+
+
+def test_a_campaign_that_died_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "it.csv").write_text("seed,wrong,commit\n4,,now\n")
+    died = Campaign(["no_such_module"], "it.csv", False, "wrong", "seed")
+    found = everything.tried(died, tmp_path, "now")
+    assert (found["tests"], found["failed"], found["which"]) == (1, 1, "exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "which"),
+    [
+        ('@pytest.mark.timed("a try")\ndef test_a(): assert not 1\n', "test_a"),
+        ("def a(): pass\n", "exit code 5"),
+    ],
+)
+def test_a_run_that_names_no_failed_test_has_failed(tmp_path: Path, text: str, which: str) -> None:
+    (tmp_path / "test_it.py").write_text(f"import pytest\n{text}")
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    found = counted([str(tmp_path / "test_it.py"), "-p", "no:xdist", f"--rootdir={ROOT}"])
+    assert (found["failed"], found["which"]) == (1, which)
