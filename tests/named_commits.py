@@ -1,4 +1,10 @@
-"""The commits that shipped rows name, and the history that they should be in."""
+"""The commits that shipped rows name, and the history that they should be in.
+
+    python -m tests.named_commits
+
+writes into commits.csv, for each file that is "added by" a commit, the one that changed it last. Predicted
+tables are among these: tests make them again from today's code.
+"""
 
 import csv
 import json
@@ -10,6 +16,8 @@ from pathlib import Path
 from tests.checkout import REFERENCE, ROOT
 
 TABLE = "commits.csv"  # file, commit, how, why: of files that name no commit, nor does a file beside them
+ADDED = "added by"  # the commit that changed the file last
+HOW = (ADDED, "made at")  # the latter where the file's history shows it
 CAMPAIGN = "campaign.csv"  # which part of tests.campaign was measured where and when
 ENVIRONMENTS = ("env.json", "environment.json", "softmax_env.json")
 RUNS = ("runs.csv", "softmax_setup.csv")  # of the rows of other tables beside them
@@ -62,6 +70,11 @@ def git(*arguments: str, root: Path = ROOT) -> str:
     ).stdout.strip()
 
 
+def last_change(file: str) -> str:
+    """The commit that changed a file of results/reference last."""
+    return git("log", "-1", "--format=%H", "--", str(REFERENCE / file))
+
+
 def no_history(root: Path = ROOT) -> str:
     """Why the commits of `root` cannot be looked up here; empty where they can."""
     if shutil.which("git") is None:
@@ -89,3 +102,18 @@ def found_in(history: frozenset[str], commit: str) -> str | None:
         return named
     matching = [whole for whole in history if len(named) >= 7 and whole.startswith(named)]
     return matching[0] if len(matching) == 1 else None
+
+
+def renew() -> None:
+    rows = rows_of(REFERENCE / TABLE)
+    for row in rows:
+        if row["how"] == ADDED:
+            row["commit"] = last_change(row["file"])
+    with (REFERENCE / TABLE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    renew()

@@ -8,7 +8,9 @@ import pytest
 from tests.age import MEASURED, measured_part, share
 from tests.checkout import ROOT
 from tests.named_commits import (
+    ADDED,
     CAMPAIGN,
+    HOW,
     REFERENCE,
     RUNS,
     TABLE,
@@ -16,6 +18,7 @@ from tests.named_commits import (
     everywhere,
     found_in,
     git,
+    last_change,
     no_history,
     of_file,
     rows_of,
@@ -56,20 +59,13 @@ def test_every_table_names_its_commits() -> None:
 
 
 def test_the_table_of_commits_is_about_files_that_name_none(history: frozenset[str]) -> None:
-    changed: dict[str, set[str]] = {}
-    commit = ""
-    for line in git("log", "--format=commit %H", "--name-only", "--", str(REFERENCE)).splitlines():
-        if line.startswith("commit "):
-            commit = line.removeprefix("commit ")
-        elif line:
-            changed.setdefault(line.removeprefix("results/reference/"), set()).add(commit)
     for row in rows_of(REFERENCE / TABLE):
         path = REFERENCE / row["file"]
         assert path.is_file(), row["file"]
         assert path.suffix != ".csv" or "commit" not in rows_of(path)[0], f"{row['file']} has a column"
-        assert row["how"] in ("made at", "added by")
-        if row["how"] == "added by":
-            assert row["commit"] in changed[row["file"]], row["file"]
+        assert row["how"] in HOW
+        if row["how"] == ADDED:
+            assert row["commit"] == last_change(row["file"]), f"{row['file']}: python -m tests.named_commits"
 
 
 def test_a_table_beside_runs_is_of_their_commits(tmp_path: Path) -> None:
