@@ -4,8 +4,8 @@ python -m tests.shaky --rounds 10 --loops 4 --at-once 4 --out build/shaky
 python -m tests.shaky --rounds 2 --loops 2 --fast --out build/shaky
 
 Loops that do nothing but compute run beside the tests, at the same priority, and so do `--at-once` groups
-beside each other. Tests that time real messages are left out: `make test` runs these alone. Rows that the
-folder has already are kept: a campaign that was cut goes on.
+beside each other. Tests that time real messages run with `--fast` only, as `make test` runs them: beside such
+alone, each with a second try. Rows that the folder has already are kept: a campaign that was cut goes on.
 """
 
 import argparse
@@ -23,8 +23,7 @@ from tests.junit import counted
 from tests.shaky.groups import FORMERLY_FRAGILE
 
 COLUMNS = ["round", "loops", "at_once", "group", "tests", "skipped", "failed", "which", "seconds", "commit"]
-FAST = "the fast part"
-ONE_PROCESS = ["-m", "not timed"]
+ONE_PROCESS = ["--wide", "-m", "not timed"]
 # Ends with the campaign, however that ends.
 LOOP = """
 import os, sys
@@ -32,15 +31,11 @@ while os.getppid() == int(sys.argv[1]):
     for _ in range(10**6):
         pass
 """
-FAST_PART = [
-    "-n",
-    "2",
-    "--dist",
-    "loadfile",
-    "--no-loadscope-reorder",
-    "-m",
-    "not slow and not waits and not timed",
-]
+_BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder", "-m"]
+FAST = {
+    "the fast part": ["-n", "2", *_BY_FILE, "not slow and not waits and not timed"],
+    "the timed part": ["-n", "3", *_BY_FILE, "timed"],
+}
 
 
 def main() -> int:
@@ -49,14 +44,12 @@ def main() -> int:
     parser.add_argument("--loops", type=int, required=True, help="busy loops beside the tests")
     parser.add_argument("--at-once", type=int, default=1, help="groups that run beside each other (1)")
     parser.add_argument(
-        "--fast", action="store_true", help="all tests that are not slow, in place of the groups"
+        "--fast", action="store_true", help="all tests that are not slow, then those that time messages"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of rounds.csv")
     options = parser.parse_args()
     rows = Rows(options.out / "rounds.csv", COLUMNS, ("round", "loops", "group"))
-    groups = (
-        {FAST: FAST_PART} if options.fast else {k: [*ONE_PROCESS, *v] for k, v in FORMERLY_FRAGILE.items()}
-    )
+    groups = FAST if options.fast else {k: [*ONE_PROCESS, *v] for k, v in FORMERLY_FRAGILE.items()}
     todo = [
         (at, group)
         for at in range(options.rounds)

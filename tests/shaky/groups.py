@@ -18,7 +18,7 @@ FORMERLY_FRAGILE = {
     "limits of random programs": ["tests/random"],
     "limits of fuzzing": ["tests/fuzz"],
     "submitting": ["tests/workflow/test_submit.py"],
-    "limits around kernels": ["tests/kernels/test_bench.py"],
+    "limits around kernels": [f"tests/kernels/test_{name}.py" for name in ("bench", "gpu_sequence")],
     "limits around imports": [
         f"tests/unit/test_{name}.py" for name in ("command_line", "files", "softmax_cpu")
     ],

@@ -6,13 +6,24 @@ import sys
 from pathlib import Path
 
 from tests.checkout import ROOT
-from tests.shaky.__main__ import tried
+from tests.junit import COMMAND
+from tests.shaky.__main__ import ONE_PROCESS, tried
 from tests.shaky.groups import FORMERLY_FRAGILE
 
 
 def test_groups_name_tests() -> None:
     for paths in FORMERLY_FRAGILE.values():
         assert all((ROOT / path).exists() for path in paths)
+    command = [
+        *COMMAND,
+        "--collect-only",
+        *ONE_PROCESS,
+        *(path for paths in FORMERLY_FRAGILE.values() for path in paths),
+    ]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    for group, paths in FORMERLY_FRAGILE.items():
+        assert any(line.startswith(tuple(paths)) for line in found.stdout.splitlines()), group
 
 
 def test_a_failure_is_counted(tmp_path: Path) -> None:
