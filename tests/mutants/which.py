@@ -298,7 +298,19 @@ _TESTS = {
     "spec/wire": [f"{UNIT}wire.py", f"{UNIT}block_quant.py", *_COUNTED],
     "cost/matrices": [f"{UNIT}products_and_recomputation.py"],
     "cost/tcp": [f"{UNIT}box_layout.py", f"{UNIT}report_box.py"],
-    "predict": [*_PREDICT, f"{UNIT}command_line.py"],
+    "predict/blocks": [f"{UNIT}predict_uneven.py", f"{UNIT}stragglers.py", *_PREDICT],
+    "predict/context_ways": [f"{UNIT}{of}.py" for of in ("predict_context", "context_cells")],
+    "predict/exposed": [f"{UNIT}{of}.py" for of in ("predict_context", "predict_experts")] + _PREDICT,
+    "predict/footprint": [f"{UNIT}{of}.py" for of in ("cost_by_hand", "plan_bounds", "predict_uneven")],
+    "predict/given": [*_PREDICT, f"{UNIT}command_line.py", f"{UNIT}plan_axes.py"],
+    "predict/interval": [f"{UNIT}interval.py", f"{UNIT}folds.py"],
+    "predict/lanes": [*_PREDICT, f"{UNIT}plan_bounds.py", f"{UNIT}box_layout.py"],
+    "predict/meeting": [f"{UNIT}plan_seldom.py", f"{UNIT}wan.py", *_PREDICT],
+    "predict/prediction": [*_PREDICT, f"{UNIT}whole_run.py"],
+    "predict/request": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
+    "predict/room": [f"{UNIT}{of}.py" for of in ("interval", "plan_choice", "published_fits")],
+    "predict/time": [*_PREDICT, f"{UNIT}defaults.py"],
+    "predict/show/advice_page": ["tests/workflow/test_advice_page.py"],
     "predict/bubble": [
         *(f"{UNIT}{of}.py" for of in ("predict_uneven", "stages_step", "predict_stages")), *_PREDICT,
     ],
@@ -350,7 +362,10 @@ _TESTS = {
     "predict/show/record": [f"{UNIT}defaults.py", *_PREDICT, f"{UNIT}command_line.py"],
     "predict/search/rehearsal": [f"{UNIT}rehearsal.py"],
     "predict/search/ratios": [f"{UNIT}ratios.py"],
-    "cost": [*_PREDICT, f"{UNIT}command_line.py"],
+    "cost/collectives": [f"{UNIT}collectives_at_scale.py", *_PREDICT],
+    "cost/numbers": [f"{UNIT}plan_bounds.py", *_PREDICT],
+    "cost/products": [f"{UNIT}products_cpu.py"],
+    "cost/stragglers": [f"{UNIT}stragglers.py", *_PREDICT],
     "cost/activations": [
         f"{UNIT}cost_by_hand.py", f"{UNIT}products_and_recomputation.py",
         *_dist("activations_on_host", "context_kept"),
@@ -390,6 +405,6 @@ _TESTS = {
 def tests_of(file: str) -> list[str]:
     """The tests of a mutated file, in the order in which they are run."""
     inside = Path(file).relative_to("src/lowband").with_suffix("")
-    found = next(_TESTS[str(key)] for key in (inside, *inside.parents) if str(key) in _TESTS)
+    found = _TESTS[str(inside)]
     terms = [TERMS] if inside.parts[0] == "cost" else []
     return [*terms, *found, SHIPPED] if inside.parts[0] in ("spec", "cost", "predict") else found
