@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Generator, Sequence
 
@@ -75,6 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         waited = seconds.waited()
         files = longest_first([(str(item.path), waited.get(item.nodeid, 0.0)) for item in items])
         items.sort(key=lambda item: files.index(str(item.path)))
+
+
+@pytest.fixture
+def needs_git() -> None:
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
 
 
 def longest_first(tests: Sequence[tuple[str, float]]) -> list[str]:

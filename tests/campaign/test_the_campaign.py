@@ -83,7 +83,7 @@ FAKE = {
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_git: None) -> Iterator[Path]:
     for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
         monkeypatch.setenv(f"{name}_NAME", "a")
         monkeypatch.setenv(f"{name}_EMAIL", "a@b")

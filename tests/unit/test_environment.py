@@ -37,7 +37,9 @@ def test_commit_and_whether_files_differ(
 @pytest.mark.parametrize(
     "changed", ["src/lowband/engine/transport/lane.py", "src/lowband/new.py", "config/models.yaml"]
 )
-def test_a_change_anywhere_in_the_package_or_in_config_counts(changed: str, tmp_path: Path) -> None:
+def test_a_change_anywhere_in_the_package_or_in_config_counts(
+    changed: str, tmp_path: Path, needs_git: None
+) -> None:
     for part in ("src/lowband", "config"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / ".gitignore").write_text("__pycache__\n")

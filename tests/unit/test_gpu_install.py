@@ -26,7 +26,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, needs_git: None) -> Path:
     """A repository with the shipped rows of the H100 alone."""
     root = tmp_path / "tree"
     (root / "results" / "reference").mkdir(parents=True)

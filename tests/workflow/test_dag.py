@@ -291,7 +291,7 @@ def test_a_run_that_cannot_start_says_why(tree: Path) -> None:
     assert not list((tree / "results" / "tiny").glob("runs/*/trained"))
 
 
-def test_no_output_is_tracked(tree: Path) -> None:
+def test_no_output_is_tracked(tree: Path, needs_git: None) -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode != 0:
         pytest.skip("not a git checkout")
