@@ -6,9 +6,11 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from brief import wait_briefly
 from modules import HIER3, HPZ, INNER, Tower, inputs, is_layer, loop, sgd
 from test_library_steps import Fuse, Fused
 from torch import nn
@@ -22,6 +24,7 @@ from lowband.run.launch import RankFailure
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 from tests.refused import answer
+from tests.waiting import wait_for
 
 
 def sharded(module: nn.Module, scheme: Scheme) -> nn.Module:
@@ -149,7 +152,7 @@ def test_a_failed_gather_leaves_no_garbage() -> None:
         assert got == expected
 
 
-TIMEOUT_S = 15  # groups are made within it too
+TIMEOUT_S = 150  # of no default: groups are made within it, however busy the machine is
 
 
 def timeouts() -> tuple[timedelta, list[timedelta], str]:
@@ -158,6 +161,7 @@ def timeouts() -> tuple[timedelta, list[timedelta], str]:
     groups = [g for bound in topology.along("data").hops("self", "world") for g in (bound.group, bound.back)]
     found = [g._get_backend(torch.device("cpu")).options._timeout for g in groups]
     store, text = dist.distributed_c10d._get_default_store(), ""
+    wait_briefly()
     if dist.get_rank() != 3:
         try:
             shards = torch.ones(2, 4)
@@ -251,12 +255,21 @@ def test_no_step_without_the_micro_batches_before_one_that_broke(scheme: Scheme,
         assert later == ""
 
 
+def wait_for_stop(process: psutil.Process) -> None:
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+
+
 def stopped_in_training() -> None:
     model = sharded(Tower(), HPZ)
     optimizer = sgd(model.parameters())
+    store = dist.distributed_c10d._get_default_store()
     for step in range(3):
         if step == 1 and dist.get_rank() == 5:
+            store.set("rank 5", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
+        if step == 1:
+            wait_for_stop(psutil.Process(int(store.get("rank 5"))))
+            wait_briefly()
         model(inputs(step, dist.get_rank())).backward()
         optimizer.step()
         optimizer.zero_grad()

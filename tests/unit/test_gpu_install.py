@@ -11,9 +11,12 @@ import pytest
 
 from lowband.bench.gpu.families import sources_sha256
 from lowband.bench.gpu.folder import Entry, Folder
+from lowband.bench.gpu.programs import TESTS
 from lowband.errors import UserError
 from lowband.evidence.report.gpu_rows import install
 from lowband.evidence.report.verify import verify
+from lowband.spec.config import Config
+from lowband.spec.files import write_whole
 from tests.checkout import REFERENCE, ROOT
 
 COUNTS = 'tests="50" failures="0" errors="0" skipped="0" time="57.1"'
@@ -55,7 +58,8 @@ def folder(tree: Path, tmp_path: Path) -> Folder:
         begun.keep(f"all of {part}", Entry.of(part, "ok", "", 12.345, found))
     for family in ("tests", "overhead"):
         begun.keep(f"all of {family}", Entry.of(family, "ok", "", 12.345, []))
-    (begun.path / "tests-engine.xml").write_text(REPORT)
+    for name in TESTS:
+        (begun.path / f"tests-{name}.xml").write_text(REPORT)
     (begun.path / "overhead.json").write_text("{}\n")
     return begun
 
@@ -86,8 +90,8 @@ def test_rows_take_the_place_of_the_shipped_ones(folder: Folder, tree: Path) -> 
     assert json.loads((to / "costs.json").read_text()) == costs | {
         f"all of {family}": 12.35 for family in ("ceilings", "block_quant", "tests", "overhead")
     }  # fmt: skip
-    assert (to / "tests.txt").read_text() == (
-        "tests-engine: tests 50 failures 0 errors 0 skipped 0 seconds 57.1\n"
+    assert (to / "tests.txt").read_text() == "".join(
+        f"tests-{name}: tests 50 failures 0 errors 0 skipped 0 seconds 57.1\n" for name in sorted(TESTS)
     )
     assert (to / "overhead.json").read_text() == "{}\n"
     assert verify(tree)[1] == []
@@ -142,6 +146,32 @@ def test_what_was_not_run_keeps_its_shipped_rows(folder: Folder, tree: Path) -> 
     assert counts["block_quant"] == 20
     assert counts["attention"] == 0
     assert not (after["outcome"] == "not run").any()
+
+
+def test_runs_and_reports_that_were_not_made_keep_what_is_shipped(folder: Folder, tree: Path) -> None:
+    """Each suite has its own folder; the specs of runs that were not begun lie beside those of others."""
+    to = tree / "results" / "reference" / "h100"
+    host = shutil.copytree(REFERENCE / "h100-host", to.with_name("h100-host"))
+    for name in ("attention", "kernels"):
+        (folder.path / f"tests-{name}.xml").unlink()
+    (to / "tests.txt").write_text("tests-attention: an earlier line\ntests-engine: another\n")
+    tables = [at / f"{name}.csv" for at in (to, host) for name in ("runs", "steps", "states")]
+    before = {path: pd.read_csv(path, dtype=object, keep_default_na=False) for path in tables}
+    for number, run in enumerate(Config(ROOT).runs(["one-gpu", "one-gpu-host"])):
+        write_whole(folder.path / "runs" / run.run_id / "spec.json", run.to_json())
+        if number == 0:
+            folder.keep(run.run_id, Entry.of("one-gpu", "ok", "", 12.3, []))
+            made = run.run_id
+    list(install(folder.path, to, tree))
+    for path, rows in before.items():
+        after = pd.read_csv(path, dtype=object, keep_default_na=False)
+        kept = rows[rows["run_id"] != made].reset_index(drop=True)
+        assert after.iloc[: len(kept)][rows.columns].equals(kept)
+        assert set(after.iloc[len(kept) :]["run_id"]) == ({made} if path == to / "runs.csv" else set())
+    assert made in set(before[to / "runs.csv"]["run_id"])
+    assert [line.partition(":")[0] for line in (to / "tests.txt").read_text().splitlines()] == [
+        "tests-attention", "tests-engine",
+    ]  # fmt: skip
 
 
 def test_a_folder_without_any_row_is_refused(folder: Folder, tree: Path) -> None:

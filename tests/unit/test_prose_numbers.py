@@ -16,6 +16,7 @@ from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN
 from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
+from tests.all.parts import CAMPAIGNS
 from tests.called import called
 from tests.checkout import CONFIG, REFERENCE, ROOT
 
@@ -143,6 +144,17 @@ def test_mutants_of_one_commit() -> None:
     TESTING.says(f"The {len(rows)} mutants of one commit's sources ({str(commit)[:7]})")
     TESTING.says(f"{len(rows) - first} of them were tried again later")
     assert not [*rows[(rows["outcome"] == "survived") & rows["verdict"].isna()]["file"]]
+
+
+def test_what_make_test_all_adds() -> None:
+    cases = {name: campaign.command[-1] for name, campaign in CAMPAIGNS.items()}
+    of_modules = f"{cases['wide']} of modules that users bring"
+    TESTING.says(f"{int(cases['random']):,} random programs, {of_modules}, {cases['faults']} faults")
+    for name in ("random", "wide", "fuzz"):
+        TESTING.says(f"`python -m {' '.join(CAMPAIGNS[name].command)} --out FILE`")
+    rows = shipped("fuzz/inputs")
+    most = rows[rows["guided"].astype(bool)]["inputs"].max()
+    TESTING.says(f"up to {most:,} guided inputs for each parser and verb")
 
 
 def test_frontiers_ratios() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from texts import Text
 
 from lowband.cost.numbers import GIB
 from lowband.evidence.validation import reported
@@ -16,8 +17,9 @@ from lowband.evidence.validation.published_recipes import (
 )
 from lowband.predict.prediction import predict
 from lowband.predict.room import MEMORY_ERROR
-from tests.checkout import CONFIG, ROOT
+from tests.checkout import CONFIG
 
+DOCUMENT = Text("docs/predictor.md")
 SHIPPED = CONFIG.root / "results" / "reference" / "predicted" / "published_recipes.csv"
 
 
@@ -41,23 +43,33 @@ def test_each_printed_number_is_predicted(found: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(found, pd.read_csv(SHIPPED), check_dtype=False, rtol=1e-9)
 
 
-# By model and dtype, what lies between the least and the largest error of those that say all, in percent.
-@pytest.mark.parametrize(
-    ("model", "products", "least", "most"),
-    [
-        ("nemotron-4-340b", "bf16", 6, 12), ("nemotron-4-340b", "fp8", 13, 20),
-        ("nemotron-4-15b", "bf16", 8, 12), ("nemotron-4-15b", "fp8", 18, 21),
-        ("mixtral-8x22b", "bf16", -17, -10),
-    ],
-)  # fmt: skip
-def test_errors_are_as_documented(
-    found: pd.DataFrame, model: str, products: str, least: float, most: float
-) -> None:
-    """docs/predictor.md. A step is predicted too long, a share of the peak too small."""
-    said = found["setting"].str.startswith(model + ",") & found["setting"].str.endswith(products)
-    off = found[said & (found["use"] == "as it is")]["off_percent"]
-    assert len(off) in (5, 8)
-    assert off.between(least, most).all()
+def test_errors_are_as_documented(found: pd.DataFrame) -> None:
+    """A step is predicted too long, a share of the peak too small."""
+
+    def between(model: str, products: str) -> str:
+        said = found["setting"].str.startswith(f"{model},") & found["setting"].str.endswith(products)
+        off = found[said & (found["use"] == "as it is")]["off_percent"]
+        assert len(off) in (5, 8)
+        assert off.gt(0).all() or off.lt(0).all()
+        return f"{off.abs().min():.0f} to {off.abs().max():.0f} %"
+
+    large, small = (
+        [between(f"nemotron-4-{model}", products) for products in ("bf16", "fp8")]
+        for model in ("340b", "15b")
+    )
+    DOCUMENT.says(
+        f"Nemotron-4 340B on 128 to 2,048 H100 is predicted {large[0]} too long in bf16, "
+        f"and {large[1]} in fp8; of 15B on 16 to 2,048 GPUs {small[0]} and {small[1]}."
+    )
+    of_mixtral = between("mixtral-8x22b", "bf16")
+    DOCUMENT.says(f"Of Mixtral 8x22B on 128 to 1,024 GPUs the share of the peak is {of_mixtral} too small.")
+    DOCUMENT.says(f"| {of_mixtral.removesuffix(' %')} % less, as below |")
+    [nearest] = found[found["use"] == "nearest"]["off_percent"]
+    DOCUMENT.says(f"the nearest share is {-nearest:.0f} % too small")
+    steps = found[found["setting"].str.startswith("deepseek") & found["quantity"].eq("step time")]
+    hidden, waited = steps.set_index("use")["predicted"][["exchanges hidden", "exchanges waited for"]]
+    DOCUMENT.says(f"a step of {hidden:.1f} s if all exchanges with experts hide")
+    DOCUMENT.says(f"and {waited:.1f} s if none do, as ours; printed are {steps['published'].iloc[0]:.1f}.")
 
 
 def test_of_what_is_not_printed_one_value_is_near(found: pd.DataFrame) -> None:
@@ -100,5 +112,4 @@ def test_rows_of_nemo_24_11_are_predicted_with_the_machine_and_the_stack_that_th
     rows = [row for row in reported(CONFIG, REPORTED).itertuples() if row.system == "NeMo 24.11"]
     names = {(job.machine.name, job.stack.name) for row in rows for _, job in jobs(CONFIG, row)}
     ((machine, stack),) = names
-    said = f"NeMo 24.11 are predicted on the machine `{machine}` with the stack `{stack}`."
-    assert said in (ROOT / "docs" / "predictor.md").read_text(encoding="utf-8")
+    DOCUMENT.says(f"NeMo 24.11 are predicted on the machine `{machine}` with the stack `{stack}`.")

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from lowband.bench.gpu.families import FAMILIES, sources_sha256
 from lowband.bench.gpu.folder import ENVIRONMENT, ROWS, Folder
+from lowband.bench.gpu.programs import RUNS, SUITES, TESTS
 from lowband.errors import UserError
 from lowband.evidence.claims.claim import read_claims
 from lowband.evidence.claims.grade import grade_claims
@@ -23,6 +24,7 @@ from lowband.evidence.tables.collect import collect
 from lowband.evidence.tables.entries import OF_GPUS, TABLES
 from lowband.spec.files import write_whole
 from lowband.spec.plain_data import parse_json, read_text
+from lowband.spec.run import RunSpec
 
 COSTS = "costs.json"  # of items: what the next call on such a device goes by
 OF_RUNS = ("runs", "steps", "states")  # tables of whole runs that are shipped
@@ -90,7 +92,7 @@ def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
     families = {entry.family for entry in folder.entries.values()}
     found = _measured(folder, families)
     if (to / ROWS).exists():
-        shipped = pd.read_csv(to / ROWS, dtype=object, keep_default_na=False)
+        shipped = _rows(to / ROWS)
         key = list(found.columns[: found.columns.get_loc("outcome")])
         is_old = shipped["part"].isin(families.difference(cut))  # their cases may be others than before
         is_old |= pd.MultiIndex.from_frame(shipped[key]).isin(pd.MultiIndex.from_frame(found[key]))
@@ -100,8 +102,8 @@ def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
     costs = _json(to / COSTS) if (to / COSTS).exists() else {}
     costs |= {name: round(entry.seconds, 2) for name, entry in folder.entries.items()}
     write_whole(to / COSTS, json.dumps(costs, indent=1, sort_keys=True) + "\n")
-    if "tests" in families and (reports := sorted(folder.path.glob("tests-*.xml"))):
-        write_whole(to / "tests.txt", "".join(f"{_told(path)}\n" for path in reports))
+    if "tests" in families:
+        _write_reports(sorted(folder.path.glob("tests-*.xml")), to / "tests.txt")
     if "overhead" in families:
         shutil.copyfile(folder.path / "overhead.json", to / "overhead.json")
     if "steps" in families:
@@ -111,16 +113,43 @@ def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
             shutil.copyfile(path, steps / path.name)
     if "mfu" in families:
         shutil.copyfile(folder.path / "mfu" / "mfu.csv", to / "mfu.csv")
-    if "one-gpu" in families and (runs := sorted((folder.path / "runs").glob("*"))):
-        with tempfile.TemporaryDirectory() as tables:
-            collect(runs, Path(tables))
-            for name in OF_RUNS:
-                shutil.copyfile(Path(tables, f"{name}.csv"), to / f"{name}.csv")
+    runs = [folder.path / "runs" / name for name, entry in folder.entries.items() if entry.family == RUNS]
+    for suite in SUITES:
+        if found_runs := [run for run in runs if RunSpec.read_json(run / "spec.json").suite == suite]:
+            _write_runs(found_runs, to.with_name(to.name + suite.removeprefix(RUNS)))
+
+
+def _write_reports(reports: Sequence[Path], to: Path) -> None:
+    """A line for each report of pytest, among those of others: no others if all are there."""
+    told = {path.stem: _told(path) for path in reports}
+    is_cut = {f"tests-{name}" for name in TESTS} - set(told)
+    lines = to.read_text(encoding="utf-8").splitlines() if is_cut and to.exists() else []
+    others = [line for line in lines if line.partition(":")[0] not in told]
+    write_whole(to, "".join(f"{line}\n" for line in [*others, *told.values()]))
+
+
+def _write_runs(runs: Sequence[Path], to: Path) -> None:
+    """The tables of whole runs, each row in place of those of the same run."""
+    to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as tables:
+        collect(list(runs), Path(tables))
+        for name in OF_RUNS:
+            found, file = _rows(Path(tables, f"{name}.csv")), to / f"{name}.csv"
+            if file.exists():
+                shipped = _rows(file)
+                is_old = shipped["run_id"].isin([run.name for run in runs])
+                found = pd.concat([shipped[~is_old], found]).fillna("")
+            write_whole(file, found.to_csv(index=False, lineterminator="\n"))
+
+
+def _rows(file: Path) -> pd.DataFrame:
+    """Every cell as it is written."""
+    return pd.read_csv(file, dtype=object, keep_default_na=False)
 
 
 def _measured(folder: Folder, families: Collection[str]) -> pd.DataFrame:
     """The rows of what ended well: a case that was not run, or of another family, is left out."""
-    rows = pd.read_csv(folder.path / ROWS, dtype=object, keep_default_na=False)
+    rows = _rows(folder.path / ROWS)
     return rows[rows["part"].isin(families) & (rows["outcome"] != "not run")]
 
 
