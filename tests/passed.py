@@ -27,6 +27,13 @@ READ = (
     "src/lowband/bench/compile.py",
     "src/lowband/bench/mfu.py",
     "src/lowband/bench/turns.py",
+    "src/lowband/commands/gpu.py",
+    "src/lowband/cost/attention.py",
+    "src/lowband/cost/softmax.py",
+    "src/lowband/engine/collectives/wire.py",
+    "src/lowband/engine/parallel/expert_products.py",
+    "src/lowband/spec/kernel_rows.py",
+    "src/lowband/spec/wire.py",
     "tests/kernels/**/*",
     "tests/gpu/**/*",
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import lowband
@@ -12,6 +13,8 @@ from lowband.engine.passes.engine import engine_of
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.offload import Offload
 from lowband.spec.scheme import Scheme
+from lowband.spec.sync import Sync
+from tests.checkout import CONFIG
 
 LATE = Scheme(name="late", weights="self", grads="world", optim="world@host", offload=Offload(late=True))
 STEPS = 5
@@ -122,3 +125,22 @@ def two_modules(folder: Path) -> dict[str, bool]:
 
 def test_a_folder_is_of_one_module(tmp_path: Path) -> None:
     assert on_ranks(2, two_modules, tmp_path / "folder") == [{"kept": True}] * 2
+
+
+def a_bad_step_on_rank_1(folder: Path) -> str:
+    """Before the first step of replicas, which meet then."""
+    scheme = CONFIG.scheme("local-sgd").model_copy(
+        update={"sync": Sync(beyond="self", every=2), "weights": "self"}
+    )
+    module, optimizer = made(scheme.model_copy(update={"grads": "self", "optim": "self"}))
+    checkpointer = lowband.Checkpointer(folder)
+    with pytest.raises(lowband.UserError) as refused:
+        checkpointer.save("0" if dist.get_rank() == 1 else 0, module, optimizer)
+    checkpointer.save(0, module, optimizer)
+    checkpointer.wait()
+    return str(refused.value)
+
+
+def test_a_refusal_on_one_rank_before_the_first_step_is_told_on_all(tmp_path: Path) -> None:
+    for said in on_ranks(2, a_bad_step_on_rank_1, tmp_path):
+        assert said.startswith("Checkpointer.save: step is '0'")

@@ -114,6 +114,26 @@ def refused(init: Callable[[str, torch.Tensor], None] | None) -> str:
     return refusal(lambda: lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, init=init))
 
 
+def refused_with_values(given: dict[str, object]) -> str:
+    model = nn.Linear(3, 3)
+    return refusal(lambda: lowband.shard(model, "zero3", lowband.Topology({}), nn.Linear, **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"init": odd_init}, "the module has values, so that init would fill nothing"),
+        (
+            {"device": "cuda:1"},
+            "device is 'cuda:1' (allowed: cpu, where the module has values, or a module on the",
+        ),
+        ({"device": "cpu"}, ""),
+    ],
+)
+def test_what_a_module_with_values_would_not_heed_is_refused(given: dict[str, object], message: str) -> None:
+    assert message in on_ranks(1, refused_with_values, given)[0]
+
+
 def only_the_bias(name: str, tensor: torch.Tensor) -> None:
     if name == "bias":
         tensor.zero_()

@@ -141,6 +141,14 @@ def that_meet_seldom() -> None:
     lowband.shard(model, seldom, topology, Layer)
 
 
+def balanced_over_seldom_met_links() -> None:
+    scheme = CONFIG.scheme("local-sgd")
+    on_world = {"weights": "self", "grads": "self", "optim": "self"}
+    seldom = scheme.model_copy(update={**on_world, "sync": scheme.sync.model_copy(update={"beyond": "self"})})
+    model = lowband.shard(model_of(), seldom, lowband.Topology({}), Layer)
+    lowband.balance_experts(model)
+
+
 def as_matrices() -> None:
     lowband.Matrices(sharded(), select=lambda name, shape: "experts" in name)
 
@@ -185,6 +193,7 @@ REFUSED = {
     copied: "deepcopy before lowband.spread_experts",
     copied_sharded: "copied",
     that_meet_seldom: "(allowed: schemes without sync)",
+    balanced_over_seldom_met_links: "would sum the load of experts over their links at every step",
     as_matrices: "is cut over expert ranks, none of which has the whole matrix",
     by_lamb: "is cut over expert ranks, whose parts are not summed",
     by_norms: "whose parts are not summed (allowed: lowband.clip_grad_norm_(module, max_norm); an optimizer",

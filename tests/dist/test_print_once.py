@@ -3,6 +3,7 @@
 import os
 import sys
 from io import StringIO
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -25,6 +26,23 @@ def find_an_error(comes: bool) -> tuple[str, bool]:
 
 def test_the_first_waits_for_the_others() -> None:
     assert on_ranks(2, find_an_error, True, peer_timeout_s=HANG_S)[0] == ("it is wrong\n", True)
+
+
+def find_an_error_without_a_store() -> str:
+    os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    ranks.wait_for_first_process = lambda: None
+
+    def gone(*_: str) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+    dist.distributed_c10d._get_default_store = lambda: SimpleNamespace(set=gone)
+    sys.stderr = StringIO()
+    ranks.print_once("it is wrong")
+    return sys.stderr.getvalue()
+
+
+def test_the_line_is_printed_where_the_store_is_gone() -> None:
+    assert on_ranks(1, find_an_error_without_a_store) == ["it is wrong\n"]
 
 
 def test_one_that_is_alone_with_its_error_leaves() -> None:

@@ -68,6 +68,23 @@ def test_the_loss_in_pieces_is_the_whole_one() -> None:
             assert (a - b).abs().max() <= tolerance[dtype] * b.abs().max()
 
 
+@pytest.mark.parametrize("tokens", [TOKENS, 0])
+def test_the_loss_in_pieces_under_autocast_and_of_no_tokens(tokens: int) -> None:
+    x = torch.randn(tokens, HIDDEN, requires_grad=True)
+    weight, targets = torch.randn(VOCAB, HIDDEN, requires_grad=True), torch.randint(VOCAB, (tokens,))
+    found = []
+    for pieces in (None, 3):
+        with torch.autocast("cpu", torch.bfloat16):
+            if pieces is None:
+                loss = torch.nn.functional.cross_entropy(x @ weight.T, targets)
+            else:
+                loss = linear_cross_entropy(x, weight, targets, pieces)
+        found.append([loss.detach(), *torch.autograd.grad(loss, (x, weight))])
+    for whole, mine in zip(*found, strict=True):
+        assert mine.dtype == whole.dtype == torch.float32
+        torch.testing.assert_close(mine, whole, rtol=2**-6, atol=2**-9, equal_nan=True)
+
+
 class Held(TorchDispatchMode):
     """The most bytes of storages that were made inside and lived at once."""
 

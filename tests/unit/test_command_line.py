@@ -192,8 +192,18 @@ def test_links_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     [spec, *_] = CONFIG.runs(["links"])
     with pytest.raises(UserError, match="no ip"):
-        network.connect(spec, "private")
-    assert network.connect(spec, "auto") == f"{network.PLAIN}: no ip"
+        network.connect(spec, "private", False)
+    assert network.connect(spec, "auto", False) == f"{network.PLAIN}: no ip"
+
+
+def test_a_launchers_process_gets_no_network_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "missing", lambda: "")
+    monkeypatch.setattr(network, "start_privately", lambda: pytest.fail("alone in a network"))
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    [spec, *_] = CONFIG.runs(["links"])
+    assert network.connect(spec, "auto", True).startswith(f"{network.PLAIN}: a launcher's process")
+    with pytest.raises(UserError, match="--links private: a launcher's process"):
+        network.connect(spec, "private", True)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,23 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [step for step, *_ in points] == [1, 2, 3, 4, 5, 6]
 
 
+def test_curves_that_are_followed_are_whole_when_that_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = smoke_specs()[0]
+    folder = RunFolder(write_run(tmp_path, spec, 1, 5))
+    folder.outcome.unlink()
+
+    def ended(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lowband.run.export_curves.time.sleep", ended)
+    with hold(folder.lock), pytest.raises(KeyboardInterrupt):
+        export(folder.path, "tensorboard", tmp_path / "out", follow=True, say=print)
+    points = curves_of(tmp_path / "out" / spec.run_id)["loss"]
+    assert [step for step, *_ in points] == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.wide
 def test_wandb_keeps_them_offline(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="needs pip install 'lowband[wandb]'")

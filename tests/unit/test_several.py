@@ -76,6 +76,13 @@ def test_all_follow_each_other_and_are_marked(folders: list[Path]) -> None:
     assert log.read_text() == f"says python -m lowband train {folders[0] / 'spec.json'}\n"
 
 
+def test_a_damaged_spec_keeps_no_other_from_running(folders: list[Path]) -> None:
+    (folders[1] / "spec.json").write_text("{")
+    [wrong] = go(folders)
+    assert wrong.startswith(f"{folders[1].name}: {folders[1] / 'spec.json'}:1: is not JSON")
+    assert started(folders) == [0, 2]
+
+
 def test_a_failed_run_keeps_no_other_from_running_and_alone_runs_again(folders: list[Path]) -> None:
     (folders[1] / "breaks").touch()
     [line] = go(folders)

@@ -1,5 +1,6 @@
 """A command of the workflow under a bar."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_what_it_prints_goes_to_a_file(code: int, tmp_path: Path, capsys: pytest
     shown = capsys.readouterr().out
     assert "25% | 1 of 4 steps" in shown
     assert ("why it failed" in shown) == ("failed with exit code 3" in shown) == (code == 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getppid(), 15)", 7)]
+)
+def test_a_signal(code: str, told: int, tmp_path: Path) -> None:
+    """One that ends the command gives a shell's code; SIGTERM to the bar goes to the command, which ends first."""
+    ends = "import os, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\n"
+    command = [sys.executable, "-c", f"{ends}{code}\nwhile True: time.sleep(0.05)"]
+    words = ["watch", "--results", "mine", "--root", str(tmp_path), "--", *command]
+    ended = subprocess.run([sys.executable, "-m", "lowband", *words], capture_output=True, text=True)
+    assert ended.returncode == told, ended.stdout + ended.stderr
+    assert f"failed with exit code {told}" in ended.stdout
 
 
 @pytest.mark.parametrize("command", [[], ["--"], ["--", "no-such-program"]])

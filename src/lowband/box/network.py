@@ -32,9 +32,10 @@ def kind_of(links: str) -> str:
     return links.partition(":")[0]
 
 
-def connect(spec: RunSpec, wish: Links) -> str:
+def connect(spec: RunSpec, wish: Links, is_launched: bool) -> str:
     """Make or find the links of a run; returns their description, for the record.
 
+    is_launched: whether torchrun or srun started this process
     With `auto` and `private`, a run of a box's machine that no launcher started is started again by
     `private_command`, with `here`, and this function does not return. Raises UserError in a Slurm box with
     other links than the run's, and if `private` is not possible here.
@@ -50,6 +51,8 @@ def connect(spec: RunSpec, wish: Links) -> str:
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
     reason = "as asked" if wish == "plain" else links.missing()
+    if is_launched and wish != "plain":
+        reason = "a launcher's process would be alone in a network of its own"
     if reason and wish == "private":
         raise UserError(reason, where="--links private", allowed="auto, plain")
     if reason:

@@ -145,11 +145,13 @@ def _scripts(config: "Config", specs: list["RunSpec"], folders: dict[str, "RunFo
 
 def _train(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
-    from lowband.run.ranks import is_first_process
+    from lowband.run.ranks import is_first_process, is_launched
     from lowband.spec.run import RunSpec
     from lowband.spec.run_folder import RunFolder
 
-    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
+    links = connect(
+        RunSpec.read_json(options.spec), options.links, is_launched()
+    )  # before torch: may restart us
 
     from lowband.run.ending import exit_code
     from lowband.run.train import train
@@ -164,9 +166,12 @@ def _train(options: argparse.Namespace) -> int:
 
 def _preflight(options: argparse.Namespace) -> int:
     from lowband.box.network import connect
+    from lowband.run.ranks import is_launched
     from lowband.spec.run import RunSpec
 
-    links = connect(RunSpec.read_json(options.spec), options.links)  # before torch: it may restart us
+    links = connect(
+        RunSpec.read_json(options.spec), options.links, is_launched()
+    )  # before torch: may restart us
 
     from lowband.preflight.main import preflight
 

@@ -112,7 +112,7 @@ def shard(
     files = None if disk is None else Disk(Path(disk), topology.rank)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives, files, activations)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    engine = Engine(*parts, options, init, seed, device_of(device))
+    engine = Engine(*parts, options, init, seed, device_of(device, module))
     module._lowband = engine  # type: ignore[assignment]
     if (context := bound_context(module, topology)) is not None:
         context.count_in(engine.ledger, engine.averaged)

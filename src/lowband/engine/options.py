@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.arguments import refused
+from lowband.engine.backend import backend
 from lowband.engine.disk import Disk
 from lowband.errors import UserError
 from lowband.spec.step import Pattern
@@ -51,15 +51,22 @@ class Options:
         return tier
 
 
-def device_of(given: torch.device | str | None) -> torch.device:
-    """The given device, or that of the back end; a GPU with its index, because lanes are kept by device.
+def device_of(given: torch.device | str | None, module: nn.Module) -> torch.device:
+    """Where a module is trained: on the device of its values; of one on the meta device on the given one, or
+    on that of the back end. A GPU has its index, because lanes are kept by device.
 
-    Raises UserError for what is no device.
+    Raises UserError for what is no device, and for another one than that of the values.
     """
     try:
-        device = torch.device(given or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
+        device = torch.device(given or ("cuda" if backend() == "nccl" else "cpu"))
     except (RuntimeError, TypeError):
         raise refused("lowband.shard", "device", given, "a device of torch's, such as 'cuda'") from None
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+        device = torch.device("cuda", torch.cuda.current_device())
+    devices = [parameter.device for parameter in module.parameters()]
+    if not devices or any(each.type == "meta" for each in devices):
+        return device
+    if given is not None and (device.type, device.index or 0) != (devices[0].type, devices[0].index or 0):
+        allowed = f"{devices[0]}, where the module has values, or a module on the meta device"
+        raise refused("lowband.shard", "device", given, allowed)
+    return devices[0]

@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 
 from lowband.kernels.adamw_scalars import Scalars
+from lowband.kernels.device import on_its_device
 from lowband.kernels.variant import Variant
 
 TILE = 1024  # values of a program
 
 
+@on_its_device
 def launch(
     master: torch.Tensor,
     grad: torch.Tensor,

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lowband.kernels.device import on_its_device
 from lowband.kernels.variant import Variant
 from lowband.spec.wire import QMAX, quantized_bytes
 
@@ -50,6 +51,7 @@ def encode(values: torch.Tensor, bits: int, block: int) -> torch.Tensor:
     return messages
 
 
+@on_its_device
 def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block: int) -> None:
     rows, n = values.shape
     _encode[_grid(n, rows, bits, block)](
@@ -58,6 +60,7 @@ def launch_encode(values: torch.Tensor, messages: torch.Tensor, bits: int, block
     )  # fmt: skip
 
 
+@on_its_device
 def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
     """Fill `out`, [rows, n] floating point, from messages [rows, length]."""
     rows, n = out.shape
@@ -67,6 +70,7 @@ def decode(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> 
     )  # fmt: skip
 
 
+@on_its_device
 def decode_sum(messages: torch.Tensor, out: torch.Tensor, bits: int, block: int) -> None:
     """Fill `out`, [n] fp32, with the sum of messages [partners, length], in their order."""
     n = out.shape[0]
@@ -88,6 +92,7 @@ def sum_encode(
     return out
 
 
+@on_its_device
 def launch_sum_encode(
     messages: torch.Tensor, out: torch.Tensor, n: int, dtype: torch.dtype, bits: int, block: int
 ) -> None:

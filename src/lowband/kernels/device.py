@@ -4,7 +4,10 @@ The interpreter is for tests. It is chosen by TRITON_INTERPRET=1 before the firs
 """
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -17,3 +20,14 @@ _IS_INSTALLED = find_spec("triton") is not None
 def runs_triton(device: torch.device) -> bool:
     """Whether Triton kernels accept tensors on this device."""
     return _IS_INSTALLED and (device.type == "cuda" or (IS_INTERPRETED and device.type == "cpu"))
+
+
+def on_its_device(launch: Callable[..., None]) -> Callable[..., None]:
+    """A launch on the GPU that its first tensor is on: Triton takes the current one, whatever the tensors."""
+
+    @wraps(launch)
+    def launched(first: torch.Tensor, *others: Any) -> None:
+        with torch.cuda.device_of(first):
+            launch(first, *others)
+
+    return launched

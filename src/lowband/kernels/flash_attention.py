@@ -25,6 +25,7 @@ from lowband.kernels.device import DTYPES, IS_INTERPRETED, runs_triton
 
 HEAD_SIZES = (32, 64, 128, 256)
 MOST_HEADS = 65535  # in the whole batch: the limit of a CUDA grid's second dimension
+MOST_STRIDE = 2**31 // 512  # of a position: within a tile, of up to 256 positions, offsets have 32 bits
 WIDEST_FP32 = 64  # on a GPU: exact fp32 products are unrolled; wider tiles compile for minutes and spill
 
 
@@ -141,7 +142,8 @@ def attention(
 ) -> torch.Tensor:
     """Softmax attention, differentiable: [B, N, Tq, D] in the dtype of q (fp16, bf16 or fp32).
 
-    scale: default 1 / sqrt(D). A last dim that is not contiguous is copied; other strides are free.
+    scale: default 1 / sqrt(D). A tensor whose last dim is not contiguous, or whose positions are more than
+    MOST_STRIDE values apart, is copied; other strides are free.
     Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not support.
     """
     return attention_with_logsumexp(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)[0]
@@ -184,6 +186,7 @@ def gradients(
     """
     scale = _checked(q_BNTD, k_BGTD, v_BGTD, scale)
     tensors = dout_BNTD, q_BNTD, k_BGTD, v_BGTD, out_BNTD
+    _check_output(dout_BNTD, q_BNTD, out_BNTD, logsumexp_BNT)
     if _is_upcast(q_BNTD):
         found = _backward(*(x.float() for x in tensors), logsumexp_BNT, None, is_causal, scale)
         dq, dk, dv = (x.to(q_BNTD.dtype) for x in found)
@@ -227,6 +230,18 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise UserError(
             f"q, k, v of shapes {shapes}", where="attention flash2",
             allowed=f"[B, N, Tq, D] and twice [B, G, Tk, D], B x N at most {MOST_HEADS}",
+        )  # fmt: skip
+
+
+def _check_output(dout: torch.Tensor, q: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor) -> None:
+    """Raises UserError unless these are of q: the kernels index them by its sizes."""
+    given = [(tuple(x.shape), x.dtype, x.device) for x in (dout, out, logsumexp)]
+    of_q = tuple(q.shape), q.dtype, q.device
+    if given != [of_q, of_q, (tuple(q.shape[:3]), torch.float32, q.device)]:
+        told = ", ".join(f"{list(shape)} {dtype} on {device}" for shape, dtype, device in given)
+        raise UserError(
+            f"dout, out, logsumexp of {told}", where="attention flash2",
+            allowed=f"twice {list(q.shape)} {q.dtype}, and {list(q.shape[:3])} torch.float32, on {q.device}",
         )  # fmt: skip
 
 
@@ -283,5 +298,5 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def _with_contiguous_heads(x: torch.Tensor) -> torch.Tensor:
-    """x with a contiguous last dim, copied only if needed."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """x with a contiguous last dim, and positions near enough for the kernels, copied only if needed."""
+    return x if x.stride(-1) == 1 and x.stride(-2) <= MOST_STRIDE else x.contiguous()

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lowband.kernels.device import on_its_device
 from lowband.kernels.flash_attention_configs import (
     BACKWARD_KEYS,
     BACKWARD_QUERIES,
@@ -49,6 +50,7 @@ def forward(
     return out, logsumexp
 
 
+@on_its_device
 def launch_forward(q, k, v, out, logsumexp, is_causal, scale) -> None:
     B, N, Tq, D = q.shape
     _forward[lambda c: (triton.cdiv(Tq, c["ROWS"]), B * N)](
@@ -77,6 +79,7 @@ def backward(
     return dq, dk, dv
 
 
+@on_its_device
 def launch_backward(dout, q, k, v, out, logsumexp, dlogsumexp, dq, dk, dv, is_causal, scale) -> None:
     B, N, Tq, D = q.shape
     G, Tk = k.shape[1], k.shape[2]

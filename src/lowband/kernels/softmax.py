@@ -14,6 +14,7 @@ exact in fp32, are computed by `recompute` instead.
 """
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from lowband.cost.softmax import GPU_ALGORITHMS
 from lowband.errors import UserError
@@ -63,6 +64,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         from lowband.kernels import softmax_triton
 

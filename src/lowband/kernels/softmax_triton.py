@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from lowband.cost.softmax import GPU_ALGORITHMS
+from lowband.kernels.device import on_its_device
 from lowband.kernels.variant import Variant
 
 TILE = 8192  # most values that a program handles at a time
@@ -31,6 +32,7 @@ def forward(x: torch.Tensor, algorithm: str) -> torch.Tensor:
     return y
 
 
+@on_its_device
 def launch_forward(x: torch.Tensor, y: torch.Tensor, algorithm: str) -> None:
     rows, columns = x.shape
     constants = tile(columns)
@@ -47,6 +49,7 @@ def backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return dx
 
 
+@on_its_device
 def launch_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
     rows, columns = y.shape
     constants = tile(columns)

@@ -66,13 +66,13 @@ class _InPieces(torch.autograd.Function):
         if trains:
             of_x = torch.empty_like(x_TH)
             of_weight = torch.zeros_like(weight_VH, dtype=dtype)
-        rows = -(-len(x_TH) // pieces)
-        for start in range(0, len(x_TH), rows):
+        rows = max(1, -(-len(x_TH) // pieces))
+        for start in range(0, max(1, len(x_TH)), rows):  # of no tokens the mean is NaN, as torch's
             piece = slice(start, start + rows)
             part, grad_PV = reduce(x_TH[piece] @ weight_VH.T, targets_T[piece], count)
             loss += part
             if trains:
-                torch.mm(grad_PV, weight_VH, out=of_x[piece])
+                of_x[piece] = grad_PV @ weight_VH  # in x's dtype, in whatever autocast computes
                 of_weight += grad_PV.T @ x_TH[piece]
             del grad_PV  # before the next piece's logits
         if trains:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 
@@ -38,10 +39,11 @@ def export(folder: Path, tool: str, out: Path, follow: bool, say: Callable[[str]
     left = [out / TOOLS[tool].leaves.format(run=run.spec.run_id) for run in runs]
     if there := next((path for path in left if path.exists()), None):
         raise UserError("exists already", where=there, allowed="a new folder as --out")
-    while {run.write(tool, out) for run in runs} != {True} and follow:
-        time.sleep(POLL_S)
-    for run in runs:
-        run.close()
+    with ExitStack() as closing:  # however it ends: what is left open may lose its last steps
+        for run in runs:
+            closing.callback(run.close)
+        while {run.write(tool, out) for run in runs} != {True} and follow:
+            time.sleep(POLL_S)
     begun, steps = sum(run.written > 0 for run in runs), sum(run.written for run in runs)
     say(f"{begun} of {len(runs)} runs, {steps} steps: {out}")
 

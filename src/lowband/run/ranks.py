@@ -171,7 +171,8 @@ def print_once(line: str) -> None:
     has_group = torch_distributed is not None and torch_distributed.is_initialized()
     if has_group:
         store = torch_distributed.distributed_c10d._get_default_store()
-        store.set(f"{_FAILED}{torch_distributed.get_rank()}", "")
+        with suppress(RuntimeError):  # the process that keeps it has ended
+            store.set(f"{_FAILED}{torch_distributed.get_rank()}", "")
     wait_for_first_process()
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

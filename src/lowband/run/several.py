@@ -67,21 +67,30 @@ def run_several(launch: Sequence[str], folders: Sequence[Path], logs: Path, ends
     """
     wrong, left = [], 0
     for folder in map(RunFolder, folders):
-        name = folder.path.name
-        if not has_ended(folder):
-            if time.monotonic() + START_S + RunSpec.read_json(folder.spec).time_limit_s > ends:
-                left += 1
-                continue
-            report(f"{name}: starts")
-            code = _run([*launch, "python", "-m", "lowband", "train", str(folder.spec)], logs / f"{name}.log")
-            if not has_ended(folder):
-                wrong.append(f"{name}: exit code {code}: {logs / name}.log")
-                continue
-        elif (ended := Outcome.read_json(folder.outcome)).status != "ok":
-            report(f"{name}: ended before: {ended.status}: {ended.cause}")
-        checksum = hashlib.sha256(folder.outcome.read_bytes()).hexdigest()
-        write_whole(folder.trained, f"{checksum}  {folder.outcome}\n")
+        try:
+            is_left, told = _one(launch, folder, logs, ends)
+        except UserError as error:  # of its files alone: the others are still run
+            is_left, told = False, str(error)
+        left += is_left
+        wrong += [f"{folder.path.name}: {told}"] if told else []
     return [*wrong, *([f"{left} of {len(folders)} runs left: the job's time is over"] if left else [])]
+
+
+def _one(launch: Sequence[str], folder: RunFolder, logs: Path, ends: float) -> tuple[bool, str]:
+    """Whether there was no time left for it, and what went wrong. Raises UserError for damaged files."""
+    name = folder.path.name
+    if not has_ended(folder):
+        if time.monotonic() + START_S + RunSpec.read_json(folder.spec).time_limit_s > ends:
+            return True, ""
+        report(f"{name}: starts")
+        code = _run([*launch, "python", "-m", "lowband", "train", str(folder.spec)], logs / f"{name}.log")
+        if not has_ended(folder):
+            return False, f"exit code {code}: {logs / name}.log"
+    elif (ended := Outcome.read_json(folder.outcome)).status != "ok":
+        report(f"{name}: ended before: {ended.status}: {ended.cause}")
+    checksum = hashlib.sha256(folder.outcome.read_bytes()).hexdigest()
+    write_whole(folder.trained, f"{checksum}  {folder.outcome}\n")
+    return False, ""
 
 
 def end_of_job(minutes: int, environment: Mapping[str, str]) -> float:

@@ -1,11 +1,14 @@
 """A command of the workflow under a bar: steps and runs done, time left; what it prints goes to a file."""
 
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from lowband.errors import UserError
 from lowband.run.status import Status, duration, read_status, suites_of
@@ -18,7 +21,7 @@ _STEPS = re.compile(rb"(\d+) of (\d+) steps \(\d+%\) done")
 
 
 def watch(command: Sequence[str], root: Path, results: str, log: Path) -> int:
-    """Run the command with its output in `log`, and return its exit code.
+    """Run the command with its output in `log`, and return its exit code, as a shell gives it.
 
     results: the folder under `root`/results whose runs are counted. Raises UserError if it cannot be started.
     """
@@ -26,18 +29,16 @@ def watch(command: Sequence[str], root: Path, results: str, log: Path) -> int:
     sys.stdout.write(f"{log}: what {Path(command[0]).name} prints\n")
     sys.stdout.flush()
     began, shown = time.monotonic(), ""
-    with log.open("wb") as file:
+    with log.open("wb") as file, _orders() as running:
         try:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         except OSError as error:
             raise UserError(f"cannot be started: {error.strerror}", where=command[0]) from None
-        while True:
-            try:
+        running.append(process)
+        code = None
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
                 code = process.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                code = None
-            except KeyboardInterrupt:  # the command has it too, and ends in its own way
-                continue
             line = bar(log.read_bytes(), _status(root, results), time.monotonic() - began)
             if sys.stdout.isatty():
                 sys.stdout.write(f"\r\033[K{line}")
@@ -45,14 +46,30 @@ def watch(command: Sequence[str], root: Path, results: str, log: Path) -> int:
                 sys.stdout.write(f"{line}\n")
             shown = line
             sys.stdout.flush()
-            if code is not None:
-                break
+    code = 128 - code if code < 0 else code
     if sys.stdout.isatty():
         sys.stdout.write("\n")
     if code:
         last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
         sys.stdout.write("\n".join([*last, f"failed with exit code {code}; all of it: {log}"]) + "\n")
     return code
+
+
+@contextmanager
+def _orders() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """While the command runs: Ctrl-C it has too, and ends in its own way; SIGTERM is passed on to it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def handle(order: int, _frame: FrameType | None) -> None:
+        for process in running if order == signal.SIGTERM else ():
+            process.terminate()
+
+    before = {order: signal.signal(order, handle) for order in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield running
+    finally:
+        for order, handler in before.items():
+            signal.signal(order, handler)
 
 
 def _status(root: Path, results: str) -> Status | None:

@@ -132,6 +132,9 @@ class Axes(Younger):
             what = f"copies {self.copies} of {experts or 'no'} experts of model '{model.name}'"
             raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
         self.check_route_parts()
+        if experts is not None and scheme is not None and scheme.sync is not None:
+            what = f"scheme '{scheme.name}': the load of experts is summed over all ranks at every step"
+            raise UserError(what, where=f"model '{model.name}'", allowed="schemes without sync")
         if self.expert == 1:
             return
         if experts is None or experts % self.expert:
@@ -139,9 +142,6 @@ class Axes(Younger):
             raise UserError(
                 what, where=where, allowed="expert 1, or a model whose experts are a multiple of it"
             )
-        if scheme is not None and scheme.sync is not None:
-            what = f"scheme '{scheme.name}': replicas that meet seldom have all experts each"
-            raise UserError(what, where=where, allowed="schemes without sync")
 
     def check_route_parts(self) -> None:
         """Raises UserError where nothing travels in parts, or copies of experts would with each."""

@@ -5,6 +5,7 @@ import torch
 from common import ONLY_INTERPRETED, ONLY_ON_GPU
 
 from lowband.errors import UserError
+from lowband.kernels import flash_attention
 from lowband.kernels import flash_attention_triton as fast
 from lowband.kernels.flash_attention import (
     attention,
@@ -247,6 +248,27 @@ def test_other_and_mixed_dtypes_are_refused(device) -> None:
     for given in ((q, k, v.half()), (q.half(), k, v), (q.double(), k.double(), v.double())):
         with pytest.raises(UserError, match="fp16, bf16 or fp32, one device"):
             attention(*given)
+
+
+def test_gradients_of_what_is_not_the_querys_are_refused(device) -> None:
+    q, k, v, dout = inputs((1, 2, 1, 8, 9, 32), torch.float16, device)
+    out, log = attention_with_logsumexp(q, k, v)
+    for given in (
+        (dout[:, :, 1:], out, log),
+        (dout.float(), out, log),
+        (dout, out, log[:, :1]),
+        (dout, k, log),
+    ):
+        with pytest.raises(UserError, match=r"dout, out, logsumexp of .* \[1, 2, 8\] torch.float32"):
+            gradients(given[0], q, k, v, *given[1:])
+
+
+def test_positions_too_far_apart_for_offsets_of_32_bits_are_copied(device, monkeypatch) -> None:
+    q, k, v, _ = inputs((2, 1, 1, 40, 50, 32), torch.float32, device)
+    apart = [x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v)]
+    near = attention(*apart)
+    monkeypatch.setattr(flash_attention, "MOST_STRIDE", apart[0].stride(2) - 1)
+    assert attention(*apart).equal(near) and attention(*apart).stride(2) < near.stride(2)
 
 
 def test_wide_heads_of_fp32_are_refused_on_a_gpu() -> None:

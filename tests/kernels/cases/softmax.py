@@ -115,6 +115,13 @@ def test_powers_of_two_are_exact(device) -> None:
     torch.testing.assert_close(found, reference(x.double()), rtol=3e-6, atol=1.2e-38)
 
 
+def test_a_second_derivative_is_refused(device) -> None:
+    x = torch.arange(4.0, device=device).view(2, 2).requires_grad_()
+    (dx,) = torch.autograd.grad((softmax(x) * x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
 def test_what_is_not_served_is_refused(device) -> None:
     with pytest.raises(UserError, match="unknown algorithm 'four_pass'"):
         softmax(torch.zeros(2, 2, device=device), "four_pass")

@@ -16,6 +16,12 @@ _KERNELS, _BENCH = "src/lowband/kernels", "src/lowband/bench/kernels"
 _MEASURE = (f"{_BENCH}/measure.py", f"{_KERNELS}/device.py")
 _QUANT = (f"{_KERNELS}/block_quant*.py",)
 _FLASH = (f"{_KERNELS}/flash_attention*.py",)
+_TURNS = ("src/lowband/bench/turns.py",)
+# With the cases that they share with the tests on a CPU.
+_TESTS = (
+    "tests/gpu/*.py", "tests/kernels/inner.py", "tests/kernels/cases/*.py", "tests/dist/test_parity.py",
+    "tests/dist/alike.py",
+)  # fmt: skip
 _ENGINE = ("src/lowband/engine/**/*.py", "src/lowband/model/*.py")
 
 
@@ -29,21 +35,27 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "ceilings": Family(50, 2, (*_MEASURE, f"{_BENCH}/ceilings.py")),
-    "attention": Family(6, 2, (*_MEASURE, *_FLASH, f"{_BENCH}/attention.py")),
-    "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", "tests/gpu/*.py")),
-    "steps": Family(480, 60, (*_ENGINE, "src/lowband/bench/compile.py")),
+    "attention": Family(
+        6, 2, (*_MEASURE, *_FLASH, "src/lowband/cost/attention.py", f"{_BENCH}/attention.py")
+    ),
+    "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", *_TESTS)),
+    "steps": Family(480, 60, (*_ENGINE, *_TURNS, "src/lowband/bench/compile.py")),
     "mfu": Family(
         700,
         120,
-        (*_ENGINE, f"{_KERNELS}/adamw*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py"),
+        (*_ENGINE, *_TURNS, f"{_KERNELS}/*.py", "src/lowband/bench/mfu.py", "src/lowband/bench/compile.py"),
     ),
     "overhead": Family(280, 40, (*_ENGINE, "tests/gpu/overhead.py")),
-    "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, f"{_BENCH}/block_quant.py")),
+    "block_quant": Family(6, 1, (*_MEASURE, *_QUANT, "src/lowband/spec/wire.py", f"{_BENCH}/block_quant.py")),
     "training": Family(50, 10, (*_MEASURE, *_FLASH, "src/lowband/model/*.py", f"{_BENCH}/training.py")),
     "experts": Family(
         20, 8, (*_MEASURE, "src/lowband/engine/parallel/expert_products.py", f"{_BENCH}/experts.py")
     ),
-    "one-gpu": Family(60, 25, (*_ENGINE, "src/lowband/trainers/*.py", "config/suites/one-gpu*.yaml")),
+    "one-gpu": Family(
+        60,
+        25,
+        (*_ENGINE, "src/lowband/run/*.py", "src/lowband/trainers/*.py", "config/suites/one-gpu*.yaml"),
+    ),
     "softmax": Family(2, 1, (*_MEASURE, f"{_KERNELS}/softmax*.py", f"{_BENCH}/softmax.py")),
     "products": Family(0.2, 0.5, (*_MEASURE, f"{_BENCH}/products.py")),
 }

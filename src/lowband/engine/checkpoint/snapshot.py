@@ -28,17 +28,7 @@ class Snapshot:
     def of(
         cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
     ) -> "Snapshot":
-        """Raises UserError for a state that cannot be saved, or while gradients wait."""
-        if type(step) is not int or not 0 <= step <= MOST_STEPS:
-            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"int, 0 to {MOST_STEPS}")
-        check_reduced(
-            engine_of(module).shards,
-            "Checkpointer.save",
-            "a checkpoint would leave out",
-            allowed="a save behind optimizer.step(); zero_grad() to discard them",
-        )
-        if (replicas := engine_of(module).replicas) is not None:
-            replicas.before_first_step()  # the weights are the anchor
+        """Behind `check`. Raises UserError for a state that cannot be saved."""
         here = Logical.of(module, optimizer)
         check_json("extra", extra)
         for i, group in enumerate(here.groups):
@@ -51,3 +41,15 @@ class Snapshot:
         pieces = {name: piece.to_cpu() for name, piece in (written | random_states(module)).items()}
         # Copied through JSON, so that later changes by the caller are not saved.
         return cls(here.content(step), json.loads(json.dumps(extra)), pieces)
+
+    @staticmethod
+    def check(step: int, module: nn.Module) -> None:
+        """Raises UserError for a step that is none, or while gradients wait."""
+        if type(step) is not int or not 0 <= step <= MOST_STEPS:
+            raise UserError(f"step is {step!r}", where="Checkpointer.save", allowed=f"int, 0 to {MOST_STEPS}")
+        check_reduced(
+            engine_of(module).shards,
+            "Checkpointer.save",
+            "a checkpoint would leave out",
+            allowed="a save behind optimizer.step(); zero_grad() to discard them",
+        )

@@ -189,7 +189,8 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
     whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
     balanced otherwise are only counted (spec.routing). A module that is not sharded has its own tokens alone.
-    Raises UserError for a module only some part of which is sharded.
+    Raises UserError for a module only some part of which is sharded, and under a scheme whose replicas meet
+    seldom: the sum would cross their links at every step.
     Source: arXiv 2408.15664.
     """
     engine: Engine | None = getattr(module, "_lowband", None)
@@ -199,6 +200,9 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
             what = f"'{inside}' in it is sharded, and not the module itself"
             raise UserError(what, where="balance_experts", allowed="the module that lowband.shard was given")
         return balance(module)
+    if engine.replicas is not None:
+        what = "replicas that meet seldom would sum the load of experts over their links at every step"
+        raise UserError(what, where="balance_experts", allowed="schemes without sync")
     engine.put_shards()
     names = {child: name for name, child in module.named_modules()}
     if engine.load is None:

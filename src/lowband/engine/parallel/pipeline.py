@@ -164,7 +164,7 @@ class Pipeline(nn.Module):
             options,
             init,
             seed,
-            device_of(device),
+            device_of(device, self),
         )
         engine = self._lowband
         engine.ends = ends(named)

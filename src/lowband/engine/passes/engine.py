@@ -63,7 +63,7 @@ class Engine:
     ) -> None:
         """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit
 
-        init, seed, device: of parameters on the meta device, see units.initial
+        init, seed: of parameters on the meta device, see units.initial; device: of all
         """
         check_unsharded(module)
         check_kinds(module)
@@ -82,8 +82,7 @@ class Engine:
             "seed of initial values": seed,
         }
         check_same_sharding(module, scheme, placed, alike, axis, self._of_experts(module))
-        first = next(module.parameters(), None)
-        if first is None:
+        if next(module.parameters(), None) is None:
             raise UserError("the module has no parameters to shard", where=type(module).__name__)
         self.module = module
         self.tensor = with_initial(module, along_tensor(module))
@@ -93,8 +92,7 @@ class Engine:
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         if experts is not None:
             experts.count_in(self.ledger)
-        self.device = device if any(p.is_meta for p in module.parameters()) else first.device
-        del first  # the whole parameters are freed unit by unit
+        self.device = device
         self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.backend import backend
 from lowband.engine.collectives.activations import Along
 from lowband.engine.passes.backward import Backward
 from lowband.engine.passes.forward_pass import MicroBatches
@@ -97,7 +97,7 @@ class Passes:
     def end_backward(self) -> None:
         self.backward.end()
         self.leave_thread()
-        if self._at_boundary() and dist.get_backend() not in ("gloo", "fake"):
+        if self._at_boundary() and backend() not in ("gloo", "fake"):
             self._axis.order.compare()
 
     def leave_broken_backward(self) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
+from lowband.engine.backend import backend
 from lowband.engine.transport.gloo import MessageTimes, exchange
 from lowband.engine.transport.lane import STATES, Lanes, new_lanes
 from lowband.engine.transport.order import Order
@@ -178,7 +179,7 @@ class Axis:
 
     def _bound(self, hop: Hop) -> BoundHop:
         group = new_group(hop)
-        back = new_group(hop) if dist.get_backend(group) == "gloo" else None
+        back = new_group(hop) if backend(group) == "gloo" else None
         return BoundHop(hop, group, hop.coordinate(self.rank), back, self.message_times)
 
 

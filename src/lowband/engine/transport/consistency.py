@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lowband.engine.backend import backend
 from lowband.engine.transport.axis import Axis
 from lowband.engine.transport.everyone import everyones, to_send, warn
 from lowband.errors import UserError
@@ -87,7 +88,7 @@ def check_same(mine: Mapping[str, object], first: int = 0) -> tuple[str, ...]:
 
 def is_alone() -> bool:
     """Whether there are no other ranks to compare with: one rank, or torch's fake group."""
-    return dist.get_world_size() == 1 or dist.get_backend() == "fake"
+    return dist.get_world_size() == 1 or backend() == "fake"
 
 
 def agreed(work: Callable[[], None]) -> None:

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 
+from lowband.engine.backend import backend
 from lowband.engine.transport.gloo import PeerLost
 
 STATES = "states on disk"  # the lane of an optimizer's states
@@ -275,7 +275,7 @@ class _OnStream:
 
 def new_lanes(levels: Sequence[str], device: torch.device) -> Lanes:
     """New lanes of the kind that suits the device and the back end of torch.distributed."""
-    if dist.get_backend() == "fake":
+    if backend() == "fake":
         return InlineLanes(levels)
     return StreamLanes(levels, device) if device.type == "cuda" else Lanes(levels)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ class Meeting:
         self.timeout_s, self.rank, self.ranks = timeout_s, dist.get_rank(), dist.get_world_size()
         self._progress_s = timeout_s if progress_s is None else progress_s
         # A separate group, so that messages of a save in the background never mix with the training's.
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.group = _group_of(self)
 
     def agree(self, work: Callable[[], T]) -> T:
         """The result of `work`, which must be short, once it has succeeded on every rank.
@@ -103,6 +104,46 @@ class Meeting:
         if stuck:
             raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self._progress_s:g} s")
         return bool(any_busy)
+
+
+class _Groups:
+    """The groups of all meetings of a job, used again once no rank has the meeting any more.
+
+    A group connects all ranks with each other, and is never destroyed, because another rank may still join
+    it. So a meeting for each save would use up the sockets.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[dist.ProcessGroup] = []
+        self._free: dict[int, float] = {}  # by number, with its timeout: no meeting of this rank has them
+        self._asks: dist.ProcessGroup | None = None
+
+    def take(self, meeting: Meeting) -> dist.ProcessGroup:
+        timeout_s = meeting.timeout_s
+        number = self._free_everywhere(timeout_s)
+        if number is None:
+            number = len(self._made)
+            self._made.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+        self._free.pop(number, None)
+        finalize(meeting, self._free.__setitem__, number, timeout_s)
+        return self._made[number]
+
+    def _free_everywhere(self, timeout_s: float) -> int | None:
+        if not self._made:
+            return None
+        if self._asks is None:
+            self._asks = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        free: list[Any] = [None] * dist.get_world_size()
+        mine = {number for number, its_s in self._free.items() if its_s == timeout_s}
+        dist.all_gather_object(free, mine, group=self._asks)
+        return min(set.intersection(*free), default=None)
+
+
+_of_jobs: WeakKeyDictionary[dist.ProcessGroup, _Groups] = WeakKeyDictionary()  # by the group of all ranks
+
+
+def _group_of(meeting: Meeting) -> dist.ProcessGroup:
+    return _of_jobs.setdefault(dist.group.WORLD, _Groups()).take(meeting)
 
 
 class _Running:

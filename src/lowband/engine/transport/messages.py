@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from lowband.engine.backend import backend
 from lowband.engine.transport import gloo
 from lowband.engine.transport.axis import Axis, new_group
 from lowband.spec.mesh import SELF, WORLD
@@ -48,7 +49,7 @@ class Messages:
         ring = axis.levels.ring(SELF, WORLD)
         self._groups = None if ring is None else (new_group(ring.hop), new_group(ring.hop))
         # gloo's sends read the host's memory
-        self._is_gloo = dist.get_backend() == "gloo"
+        self._is_gloo = backend() == "gloo"
 
     def send(self, tensor: torch.Tensor, place: int, name: str) -> Posted:
         """place: of the receiver along the axis"""

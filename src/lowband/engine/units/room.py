@@ -8,10 +8,10 @@ is checked by run.room.
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lowband.cost.memory import MASTER_BYTES, STATE_BYTES, beyond_bytes
+from lowband.engine.backend import backend
 from lowband.engine.transport.everyone import everyones
 from lowband.errors import UserError
 from lowband.spec.free_memory import free_memory
@@ -29,7 +29,7 @@ def check_room(units: Sequence[Placed], compute_dtype: torch.dtype, device: torc
     device: of the shards on the device. Parameters there are freed as these are made
     """
     scheme = next((scheme for _, scheme, _ in units if scheme.tiers), None)
-    if scheme is None or dist.get_backend() == "fake":
+    if scheme is None or backend() == "fake":
         return
     needed = _needed(units, compute_dtype.itemsize)
     given = (p for parameters, _, _ in units for p in parameters if device.type == p.device.type == "cpu")
