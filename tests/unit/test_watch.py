@@ -53,7 +53,7 @@ def test_what_it_prints_goes_to_a_file(code: int, tmp_path: Path, capsys: pytest
     ("code", "told"), [("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getppid(), 15)", 7)]
 )
 def test_a_signal(code: str, told: int, tmp_path: Path) -> None:
-    """One that ends the command gives a shell's code; SIGTERM to the bar goes to the command, which ends first."""
+    """One that ends the command gives a shell's code; SIGTERM to the bar goes to the command, which ends."""
     ends = "import os, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\n"
     command = [sys.executable, "-c", f"{ends}{code}\nwhile True: time.sleep(0.05)"]
     words = ["watch", "--results", "mine", "--root", str(tmp_path), "--", *command]
