@@ -115,7 +115,7 @@ def put(root: Path, commit: str, made: Measurement) -> str:
             if file.name == "env.json" and (made.out / file.name).exists():
                 shutil.copyfile(made.out / file.name, file)
                 files.append(file)
-            if part.suites and file.suffix == ".csv" and file.stem in TABLES:  # made of the others
+            if part.suites and file.suffix == ".csv" and is_made_of_runs(file.stem):
                 write_table(file.stem, folder, root=root)
                 files.append(file)
         others = [each for each in read(root / CAMPAIGN) if each["part"] != made.name]
@@ -125,6 +125,11 @@ def put(root: Path, commit: str, made: Measurement) -> str:
         git("add", "--", *names, root=root)
         git("commit", "--quiet", "-m", line, "--", *names, root=root)
     return line
+
+
+def is_made_of_runs(name: str) -> bool:
+    """Whether it is a table that is derived from those that `lowband collect` writes."""
+    return name in TABLES and bool({*TABLES[name].sources} & {*COLLECTED})
 
 
 @contextmanager

@@ -71,6 +71,7 @@ with (out / "cases.csv").open("a") as file:
 SHIPPED = {
     "box/runs.csv": "run_id,suite,wall_s,status,commit\nother-r1,other,1.50,ok,old\none-r1,one,7,ok,old\n"
     "one-r9,one,,not run,\nother-r2,other,1e-3,ok,old\n",
+    "box/faults.csv": "peer,fault\nsomebody's,of another kind than the table faults\n",
     "box/steps.csv": "run_id,suite,step,loss\none-r1,one,1,0.25\nother-r1,other,1,0.1250\n",
     "cases/cases.csv": "seed,seconds,wrong,commit\n0,3600,,old\n",
     "cases/env.json": "{...}",
@@ -128,6 +129,7 @@ def test_rows_of_a_part_are_replaced_and_committed_alone(root: Path) -> None:
         "run_id,suite,step,loss", "one-r1,one,1,0.5", "one-r1,one,2,0.5", "one-r2,one,1,0.5",
         "one-r2,one,2,0.5", "other-r1,other,1,0.1250",
     ]  # fmt: skip
+    assert (root / IN_TREE / "box/faults.csv").read_text() == SHIPPED["box/faults.csv"]
     assert [row["wrong"] for row in read(root / IN_TREE / "cases/cases.csv")] == ["", "late"]
     assert (root / IN_TREE / "cases/env.json").read_text() == "{}"
     assert verify(root)[1] == []
