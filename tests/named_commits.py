@@ -2,8 +2,8 @@
 
     python -m tests.named_commits
 
-writes into commits.csv, for each file that is "added by" a commit, the one that changed it last. Predicted
-tables are among these: tests make them again from today's code.
+writes into commits.csv, for each file that is "added by" a commit and differs from what it was then, the one
+that changed it last. Predicted tables are among these: tests make them again from today's code.
 """
 
 import csv
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.checkout import REFERENCE, ROOT
 
 TABLE = "commits.csv"  # file, commit, how, why: of files that name no commit, nor does a file beside them
-ADDED = "added by"  # the commit that changed the file last
+ADDED = "added by"  # a commit that made the file what it is
 HOW = (ADDED, "made at")  # the latter where the file's history shows it
 CAMPAIGN = "campaign.csv"  # which part of tests.campaign was measured where and when
 ENVIRONMENTS = ("env.json", "environment.json", "softmax_env.json")
@@ -70,9 +70,16 @@ def git(*arguments: str, root: Path = ROOT) -> str:
     ).stdout.strip()
 
 
-def last_change(file: str) -> str:
-    """The commit that changed a file of results/reference last."""
-    return git("log", "-1", "--format=%H", "--", str(REFERENCE / file))
+def changes(file: str) -> list[str]:
+    """The commits that changed a file of results/reference, the last one first."""
+    return git("log", "--format=%H", "--", str(REFERENCE / file)).split()
+
+
+def is_as_added(commit: str, file: str) -> bool:
+    """Whether the commit changed a file of results/reference to what it is in HEAD."""
+    return commit in changes(file) and not git(
+        "diff", "--name-only", commit, "HEAD", "--", str(REFERENCE / file)
+    )
 
 
 def no_history(root: Path = ROOT) -> str:
@@ -107,8 +114,8 @@ def found_in(history: frozenset[str], commit: str) -> str | None:
 def renew() -> None:
     rows = rows_of(REFERENCE / TABLE)
     for row in rows:
-        if row["how"] == ADDED:
-            row["commit"] = last_change(row["file"])
+        if row["how"] == ADDED and not is_as_added(row["commit"], row["file"]):
+            row["commit"] = changes(row["file"])[0]
     with (REFERENCE / TABLE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

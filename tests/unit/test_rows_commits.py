@@ -18,7 +18,7 @@ from tests.named_commits import (
     everywhere,
     found_in,
     git,
-    last_change,
+    is_as_added,
     no_history,
     of_file,
     rows_of,
@@ -65,7 +65,7 @@ def test_the_table_of_commits_is_about_files_that_name_none(history: frozenset[s
         assert path.suffix != ".csv" or "commit" not in rows_of(path)[0], f"{row['file']} has a column"
         assert row["how"] in HOW
         if row["how"] == ADDED:
-            assert row["commit"] == last_change(row["file"]), f"{row['file']}: python -m tests.named_commits"
+            assert is_as_added(row["commit"], row["file"]), f"{row['file']}: python -m tests.named_commits"
 
 
 def test_a_table_beside_runs_is_of_their_commits(tmp_path: Path) -> None:
