@@ -98,6 +98,7 @@ _ENGINE = {
     "units/copied": [*_dist("behind", "late"), *EVERY_STEP],
     "units/to_and_fro": [*_dist("offload"), *EVERY_STEP],
     "units/late": [*_dist("late", "checkpoint_refused"), *EVERY_STEP],
+    "backend": _dist("backend"),
     "resident_weights": _dist("weights_beyond"),
     "units/room": [*_dist("weights_beyond"), *EVERY_STEP],
     "units/weights_beyond": [*_dist("weights_beyond"), *EVERY_STEP],
@@ -158,7 +159,7 @@ _ENGINE = {
     "transport/ledger": _dist("wires", "unit_placements", "closed_forms"),
     "transport/messages": _dist("pipeline_refused", "pipeline"),
     "transport/meter": _dist("wires", "flat_collectives", "closed_forms"),
-    "transport/meeting": _dist("checkpoint_fit", "checkpoint_writes"),
+    "transport/meeting": _dist("meeting_groups", "checkpoint_fit", "checkpoint_writes"),
     "transport/order": _dist("misuse"),
     "transport/topology": [
         *_dist("topology", "axes", "groups", "device_mesh", "joined", "flat"),

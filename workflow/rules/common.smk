@@ -120,7 +120,7 @@ COLLECT_CODE = [
 CLAIMS_CODE = [
     *(
         f"src/lowband/evidence/claims/{name}.py"
-        for name in ("claim", "grade", "expected", "origin")
+        for name in ("claim", "grade", "expected", "experiments", "origin")
     ),
     *(f"{REPORT_CODE}/{name}.py" for name in ("claim_views", "writers")),
     *(f"{REPORT_CODE}/page/{name}.html.j2" for name in ("macros", "claims")),

@@ -71,7 +71,11 @@ else:
                 "slurm/frontier/machine.yaml",
             ],
             code=[
-                f"{REPORT_CODE}/badges.py",
+                *(
+                    f"{REPORT_CODE}/{name}.py"
+                    for name in ("badges", "claim_views", "findings", "writers")
+                ),
+                *sorted(Path(f"{REPORT_CODE}/documents").glob("*.py")),
                 *sorted(Path(f"{REPORT_CODE}/page").glob("*.*")),
             ],
         output:
