@@ -178,6 +178,7 @@ def test_a_family_is_known_by_its_own_files(tmp_path: Path) -> None:
     for name in (
         "kernels/block_quant.py",
         "kernels/device.py",
+        "spec/wire.py",
         "bench/kernels/measure.py",
         "bench/kernels/block_quant.py",
     ):

@@ -249,7 +249,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
         job(3)
     with pytest.raises(UserError, match="no experts of model 'gpt-1m' cannot be divided"):
         job(2, model=CONFIG.model("gpt-1m"))
-    with pytest.raises(UserError, match="replicas that meet seldom have all experts each"):
+    with pytest.raises(UserError, match="replicas that meet seldom would sum experts' load at every step"):
         job(2, scheme="local-sgd")
     for wrong in (0.5, float("nan")):
         with pytest.raises(UserError, match="imbalance"):

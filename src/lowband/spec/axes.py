@@ -133,7 +133,7 @@ class Axes(Younger):
             raise UserError(what, where=where, allowed="0; with expert 2 or more at most all experts")
         self.check_route_parts()
         if experts is not None and scheme is not None and scheme.sync is not None:
-            what = f"scheme '{scheme.name}': the load of experts is summed over all ranks at every step"
+            what = f"scheme '{scheme.name}': replicas that meet seldom would sum experts' load at every step"
             raise UserError(what, where=f"model '{model.name}'", allowed="schemes without sync")
         if self.expert == 1:
             return
