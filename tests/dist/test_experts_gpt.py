@@ -105,7 +105,7 @@ REFUSED = [
     ({"model": RUN, "engine": "fsdp2"}, "its models have no experts"),
     (
         {"expert": 2, "model": RUN, "scheme": CONFIG.scheme("local-sgd"), "steps": 16},
-        "have all experts",
+        "would sum experts' load",
     ),
     ({"route": "twice"}, "route"),
     ({"model": RUN, "copies": 1}, "copies 1 of 4 experts of model 'gpt-200k' (allowed: 0; with expert 2"),
