@@ -158,7 +158,7 @@ def test_bad_checkpoints_are_refused(content: Any, words: str, tmp_path: Path) -
 def test_files_that_a_module_with_values_would_not_read_are_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(5, 3), "bias": torch.zeros(5)}, tmp_path / safetensors_files.SINGLE)
     assert on_ranks(1, refused, tmp_path, "cpu") == [
-        "Linear: the module has values, so that init would fill nothing (allowed: a module on the meta "
+        "Linear: the module has values, so that no file of init would be read (allowed: a module on the meta "
         "device; no init)"
     ]
 

@@ -60,7 +60,7 @@ class Initial:
         meter: MemoryMeter,
     ) -> None:
         """Raises UserError if parameters or buffers are on the meta device and there is no `init`, or if none
-        is and there is one, which would do nothing."""
+        is, so that no file of `init` would be read."""
         self._init, self._seed, self._device, self._meter = init, seed, device, meter
         named = [*module.named_parameters(), *module.named_buffers()]
         on_meta = [name for name, tensor in named if tensor.is_meta]
@@ -70,8 +70,8 @@ class Initial:
                 where=type(module).__name__,
                 allowed="lowband.shard(..., init=...), which fills it",
             )
-        if named and not on_meta and init is not None:
-            what = "the module has values, so that init would fill nothing"
+        if named and not on_meta and init is not None and not callable(init):
+            what = "the module has values, so that no file of init would be read"
             raise UserError(what, where=type(module).__name__, allowed="a module on the meta device; no init")
 
     def fill_buffers(self, module: nn.Module) -> None:
