@@ -9,6 +9,7 @@ import pytest
 from lowband.__main__ import main
 from lowband.run.status import RunStatus, Status
 from lowband.run.watch import bar
+from tests.waiting import HANG_S
 
 PRINTS = "import sys; print('1 of 4 steps (25%) done'); print('why it failed'); sys.exit(int(sys.argv[1]))"
 OK = RunStatus("a", "s", "ok", share=1.0, wall_s=30)
@@ -57,7 +58,9 @@ def test_a_signal(code: str, told: int, tmp_path: Path) -> None:
     ends = "import os, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\n"
     command = [sys.executable, "-c", f"{ends}{code}\nwhile True: time.sleep(0.05)"]
     words = ["watch", "--results", "mine", "--root", str(tmp_path), "--", *command]
-    ended = subprocess.run([sys.executable, "-m", "lowband", *words], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "lowband", *words], capture_output=True, text=True, timeout=HANG_S
+    )
     assert ended.returncode == told, ended.stdout + ended.stderr
     assert f"failed with exit code {told}" in ended.stdout
 

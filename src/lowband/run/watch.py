@@ -29,12 +29,14 @@ def watch(command: Sequence[str], root: Path, results: str, log: Path) -> int:
     sys.stdout.write(f"{log}: what {Path(command[0]).name} prints\n")
     sys.stdout.flush()
     began, shown = time.monotonic(), ""
-    with log.open("wb") as file, _orders() as running:
+    with log.open("wb") as file, _orders() as (running, told):
         try:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         except OSError as error:
             raise UserError(f"cannot be started: {error.strerror}", where=command[0]) from None
         running.append(process)
+        if told:  # before it was one of those that are running
+            process.terminate()
         code = None
         while code is None:
             with suppress(subprocess.TimeoutExpired):
@@ -56,17 +58,20 @@ def watch(command: Sequence[str], root: Path, results: str, log: Path) -> int:
 
 
 @contextmanager
-def _orders() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """While the command runs: Ctrl-C it has too, and ends in its own way; SIGTERM is passed on to it."""
+def _orders() -> Iterator[tuple[list[subprocess.Popen[bytes]], list[int]]]:
+    """What runs, and orders to end it: SIGTERM is passed on; the command has Ctrl-C too."""
     running: list[subprocess.Popen[bytes]] = []
+    told: list[int] = []
 
     def handle(order: int, _frame: FrameType | None) -> None:
-        for process in running if order == signal.SIGTERM else ():
-            process.terminate()
+        if order == signal.SIGTERM:
+            told.append(order)
+            for process in running:
+                process.terminate()
 
     before = {order: signal.signal(order, handle) for order in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield running
+        yield running, told
     finally:
         for order, handler in before.items():
             signal.signal(order, handler)

@@ -93,8 +93,10 @@ class Checkpointer:
         self._wait_for_all()
         with in_memory(self._meeting, module, optimizer, writes=False):
             self._meeting.agree(lambda: Snapshot.check(step, module))
-            if (replicas := engine_of(module).replicas) is not None:  # all ranks meet in it
-                replicas.before_first_step()  # the weights are the anchor
+            if (replicas := engine_of(module).replicas) is not None:
+                self._meeting.agree(
+                    replicas.before_first_step
+                )  # in which all meet: the weights are the anchor
             snapshot = self._meeting.agree(lambda: Snapshot.of(step, module, optimizer, extra or {}))
             self._meeting.agree(lambda: self._owner.check(module))
             content = agreed(self._meeting, snapshot.content, engine_of(module), self.folder)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import torch.distributed as dist
 
+from lowband.engine.transport.axis import world_timeout
 from lowband.engine.transport.everyone import to_send
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 1.0
@@ -39,7 +40,7 @@ class Meeting:
         self.timeout_s, self.rank, self.ranks = timeout_s, dist.get_rank(), dist.get_world_size()
         self._progress_s = timeout_s if progress_s is None else progress_s
         # A separate group, so that messages of a save in the background never mix with the training's.
-        self.group = _group_of(self)
+        self.group, self._gives_back = _group_of(self)
 
     def agree(self, work: Callable[[], T]) -> T:
         """The result of `work`, which must be short, once it has succeeded on every rank.
@@ -80,26 +81,39 @@ class Meeting:
     def first(self, what: str, work: Callable[[Tick], T]) -> T:
         """Rank 0's result of `work`, on every rank. Raises the same errors as `together`."""
         box = [self.together(what, lambda tick: None if self.rank else work(tick))]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        with self._all():
+            dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]  # type: ignore[return-value]
 
     def everyone(self, mine: T) -> list[T]:
         """Every rank's value, by rank."""
         values: list[Any] = [None] * self.ranks
-        dist.all_gather_object(values, mine, group=self.group)
+        with self._all():
+            dist.all_gather_object(values, mine, group=self.group)
         return values
 
     def collect(self, mine: T) -> list[T]:
         """Every rank's value, by rank, on rank 0; [] elsewhere."""
         values: list[Any] = [] if self.rank else [None] * self.ranks
-        dist.gather_object(mine, values or None, dst=0, group=self.group)
+        with self._all():
+            dist.gather_object(mine, values or None, dst=0, group=self.group)
         return values
+
+    @contextmanager
+    def _all(self) -> Iterator[None]:
+        """A collective: of one that fails the group is not used again."""
+        try:
+            yield
+        except BaseException:
+            self._gives_back.detach()
+            raise
 
     def _any_is_busy(self, what: str, running: "_Running") -> bool:
         is_busy = running.is_busy()
         is_stuck = is_busy and time.monotonic() - running.moved_at > self._progress_s
         status = torch.tensor([is_busy, (self.rank + 1) * is_stuck])
-        dist.all_reduce(status, dist.ReduceOp.MAX, group=self.group)
+        with self._all():
+            dist.all_reduce(status, dist.ReduceOp.MAX, group=self.group)
         any_busy, stuck = status.tolist()
         if stuck:
             raise TimeoutError(f"{what}: rank {stuck - 1} has made no progress for {self._progress_s:g} s")
@@ -115,26 +129,27 @@ class _Groups:
 
     def __init__(self) -> None:
         self._made: list[dist.ProcessGroup] = []
-        self._free: dict[int, float] = {}  # by number, with its timeout: no meeting of this rank has them
+        self._free: dict[int, float] = {}  # numbers that no meeting of this rank holds, with their timeouts
         self._asks: dist.ProcessGroup | None = None
 
-    def take(self, meeting: Meeting) -> dist.ProcessGroup:
+    def take(self, meeting: Meeting) -> "tuple[dist.ProcessGroup, finalize[Any, Meeting]]":
+        """A group, and what gives it back when the meeting is gone."""
         timeout_s = meeting.timeout_s
         number = self._free_everywhere(timeout_s)
         if number is None:
             number = len(self._made)
             self._made.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
         self._free.pop(number, None)
-        finalize(meeting, self._free.__setitem__, number, timeout_s)
-        return self._made[number]
+        return self._made[number], finalize(meeting, self._free.__setitem__, number, timeout_s)
 
     def _free_everywhere(self, timeout_s: float) -> int | None:
         if not self._made:
             return None
-        if self._asks is None:
-            self._asks = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        if self._asks is None:  # whose ranks may come as late as any
+            longest = max(timedelta(seconds=timeout_s), world_timeout())
+            self._asks = dist.new_group(backend="gloo", timeout=longest)
         free: list[Any] = [None] * dist.get_world_size()
-        mine = {number for number, its_s in self._free.items() if its_s == timeout_s}
+        mine = {number for number, its_s in list(self._free.items()) if its_s == timeout_s}
         dist.all_gather_object(free, mine, group=self._asks)
         return min(set.intersection(*free), default=None)
 
@@ -142,7 +157,7 @@ class _Groups:
 _of_jobs: WeakKeyDictionary[dist.ProcessGroup, _Groups] = WeakKeyDictionary()  # by the group of all ranks
 
 
-def _group_of(meeting: Meeting) -> dist.ProcessGroup:
+def _group_of(meeting: Meeting) -> "tuple[dist.ProcessGroup, finalize[Any, Meeting]]":
     return _of_jobs.setdefault(dist.group.WORLD, _Groups()).take(meeting)
 
 
