@@ -10,11 +10,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-KERNELS = Path(__file__).parents[2] / "src" / "lowband" / "kernels"
-CASES = [
-    Path(__file__).parent / "cases" / f"{path.stem.removesuffix('_triton')}.py"
-    for path in sorted(KERNELS.glob("*_triton.py"))
-]
+CASES = sorted(
+    path for path in (Path(__file__).parent / "cases").glob("*.py") if path.stem not in ("common", "conftest")
+)
 TIME_LIMIT_S = 1500
 
 

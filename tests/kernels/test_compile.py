@@ -21,7 +21,7 @@ from lowband.kernels.compile import compile_variant, variants
 for target in sys.argv[1:]:
     chosen = {}
     for variant in variants(target):
-        mask = variant.constants.get("IS_CAUSAL")
+        mask = variant.constants.get("MASK"), variant.constants.get("IS_CAPPED")
         if (variant.kernel, mask) not in chosen or variant.config.startswith("head 64"):
             chosen[variant.kernel, mask] = variant
     for variant in chosen.values():
@@ -43,7 +43,7 @@ import json, sys
 from lowband.kernels.compile import TARGETS, variants
 print(json.dumps([[v.kernel, v.config, target] for target in TARGETS for v in variants(target)]))
 """
-# Every tile for heads of 64 and 128 of the kernels whose masked stretch may have one block at most, on sm_90.
+# Every tile for heads of 64 and 128 of the kernels that loop over keys, on sm_90.
 TILES = """
 import json
 from lowband.kernels.compile import compile_variant, variants
@@ -62,18 +62,18 @@ for variant in variants("sm_90"):
 PIPELINED = """
 import importlib.util, sys
 from pathlib import Path
-from lowband.kernels import flash_attention_triton as sound
-from lowband.kernels.compile import compile_variant
-text = Path(sound.__file__).read_text()
-assert text.count("1 if IS_MASKED and not IS_CAUSAL else None") == 2
-Path(sys.argv[1]).write_text(text.replace("1 if IS_MASKED and not IS_CAUSAL else None", "None"))
+from lowband.kernels import flash_attention_forward as sound
+from lowband.kernels.compile import compile_variant, variants
+text, stages = Path(sound.__file__).read_text(), '1 if IS_MASKED and MASK == "full" else None'
+assert text.count(stages) == 1
+Path(sys.argv[1]).write_text(text.replace(stages, "None"))
 spec = importlib.util.spec_from_file_location("pipelined", sys.argv[1])
 spec.loader.exec_module(pipelined := importlib.util.module_from_spec(spec))
 [variant] = [
-    v for v in pipelined.variants("cuda")
+    v for v in variants("sm_90")
     if v.kernel == "flash_attention.forward" and v.config.startswith("head 64 full")
 ]
-print(compile_variant(variant, "sm_90").serialized)
+print(compile_variant(variant._replace(function=pipelined.flash_forward), "sm_90").serialized)
 """
 # Launches of attention for some lengths where tiles are compiled for an H100 and neither timed nor run.
 LENGTHS = """
@@ -86,8 +86,8 @@ driver.set_active(SimpleNamespace(
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_current_device=lambda: 0, get_current_stream=lambda _: 0,
 ))
-kernels, timed = (fast._forward, fast._backward_keys, fast._backward_queries), []
-for function in (*(kernel.fn for kernel in kernels), fast._delta):
+kernels, timed = (fast.flash_forward, fast.flash_backward_keys, fast.flash_backward_queries), []
+for function in (*(kernel.fn for kernel in kernels), fast.flash_delta):
     function.run = lambda *a, run=function.run, **k: run(*a, **{**k, "warmup": True})
 for kernel in kernels:
     kernel._do_bench = lambda *_, **__: timed.append(1) or [0.0]
@@ -145,7 +145,7 @@ def test_products_that_wait_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["pinned", DEVICES_TRITON])
 def test_no_tile_makes_products_wait(version: str) -> None:
     rows = [json.loads(line) for line in python(TILES, packages=packages_of(version)).splitlines()]
-    assert len(rows) == 26
+    assert len(rows) == 46  # 13 tiles with each mask, and those of heads of 128 with spans and capped
     assert {row["triton"] == DEVICES_TRITON for row in rows} == {version == DEVICES_TRITON}
     assert [row for row in rows if row["serialized"]] == []
 
@@ -199,6 +199,6 @@ def test_no_shipped_row_has_products_that_wait() -> None:
         rows = pd.read_csv(folder / "compiled.csv", dtype={"triton": str})
         versions.append(set(rows["triton"]))
         asynchronous = rows[(rows["target"] == "sm_90") & (rows["matrix_instructions"] > 0)]
-        assert set(asynchronous["config"].str.split().str[2]) == {"causal", "full"}
+        assert set(asynchronous["config"].str.split().str[2]) == {"causal", "full", "spans"}
         assert set(rows["serialized"]) == {0}
     assert versions[1] == {DEVICES_TRITON} != versions[0]

@@ -8,8 +8,12 @@ def flops(
 
     4 Tq Tk D per head forward; 10 Tq Tk D backward, its five products counted once each; half if causal.
     """
-    products = batch * heads * queries * keys * head_size // (2 if is_causal else 1)
-    return 4 * products, 10 * products
+    return flops_of_pairs(batch * heads * queries * keys // (2 if is_causal else 1), head_size)
+
+
+def flops_of_pairs(pairs: int, head_size: int) -> tuple[int, int]:
+    """The same, by how many pairs of a query and a key that it sees there are in all sequences and heads."""
+    return 4 * pairs * head_size, 10 * pairs * head_size
 
 
 def bytes_moved(

@@ -13,7 +13,10 @@ o_i exp(L_i - L). A part's gradients follow from o, do and L of the whole by the
 autograd goes through the sum: with a gradient dL of a part's L, dS = P * (dP - delta + dL).
 
 With causal masking a query sees the keys up to its own position, with the last query and the last key aligned
-(as in FlashAttention since 2.1): key j <= query i + Tk - Tq. A query that sees no key has an output of 0.
+(as in FlashAttention since 2.1): key j <= query i + Tk - Tq. Documents and sliding windows: spans.py. A query
+that sees no key has an output of 0.
+
+With a softcap c (Gemma 2, arXiv 2408.00118) S = c tanh(s q k^T / c), and dS is multiplied by 1 - (S / c)^2.
 
 Shape letters: B batch, N query heads, G key heads (N a multiple: grouped queries), T sequence, D head size.
 """
@@ -22,84 +25,17 @@ import torch
 
 from lowband.errors import UserError
 from lowband.kernels.device import DTYPES, IS_INTERPRETED, runs_triton
+from lowband.kernels.flash_attention_reference import inputs, reference, reference_gradients
+from lowband.kernels.spans import Spans
 
-HEAD_SIZES = (32, 64, 128, 256)
+__all__ = [
+    "attention", "attention_with_logsumexp", "check_dtype", "check_heads", "gradients", "inputs", "reference",
+    "reference_gradients", "require",
+]  # fmt: skip
+HEAD_SIZES = range(8, 257, 8)  # computed as the next of 32, 64, 128 and 256, with zeros beyond
 MOST_HEADS = 65535  # in the whole batch: the limit of a CUDA grid's second dimension
 MOST_STRIDE = 2**31 // 512  # of a position: within a tile, of up to 256 positions, offsets have 32 bits
 WIDEST_FP32 = 64  # on a GPU: exact fp32 products are unrolled; wider tiles compile for minutes and spill
-
-
-def inputs(
-    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device, seed: int = 0
-) -> tuple[torch.Tensor, ...]:
-    """Random q, k, v and a random gradient of the output. shape: B, N, G, Tq, Tk, D."""
-    B, N, G, Tq, Tk, D = shape
-    generator = torch.Generator(device).manual_seed(seed)
-    return tuple(
-        torch.randn(size, generator=generator, dtype=torch.float32, device=device).to(dtype)
-        for size in ((B, N, Tq, D), (B, G, Tk, D), (B, G, Tk, D), (B, N, Tq, D))
-    )
-
-
-def reference(
-    q_BNTD: torch.Tensor,
-    k_BGTD: torch.Tensor,
-    v_BGTD: torch.Tensor,
-    is_causal: bool,
-    scale: float,
-    mask_BTT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, N, Tq, D] and logsumexp [B, N, Tq] by the module's formulas, in the inputs' dtype.
-
-    mask_BTT: [B, Tq, Tk] bool, which keys a query may see; default: all
-    """
-    scores = _scores(q_BNTD, k_BGTD, is_causal, scale, mask_BTT)
-    logsumexp = scores.logsumexp(-1)
-    return _weights(scores, logsumexp) @ _repeated(v_BGTD, q_BNTD), logsumexp
-
-
-def reference_gradients(
-    dout_BNTD: torch.Tensor,
-    q_BNTD: torch.Tensor,
-    k_BGTD: torch.Tensor,
-    v_BGTD: torch.Tensor,
-    out_BNTD: torch.Tensor,
-    logsumexp_BNT: torch.Tensor,
-    is_causal: bool,
-    scale: float,
-    mask_BTT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `gradients` computes, by the module's formulas, in the inputs' dtype."""
-    weights = _weights(_scores(q_BNTD, k_BGTD, is_causal, scale, mask_BTT), logsumexp_BNT)
-    delta = (dout_BNTD * out_BNTD).sum(-1, keepdim=True)
-    dscores = weights * (dout_BNTD @ _repeated(v_BGTD, q_BNTD).transpose(-1, -2) - delta) * scale
-    dk, dv = dscores.transpose(-1, -2) @ q_BNTD, weights.transpose(-1, -2) @ dout_BNTD
-    groups = k_BGTD.shape[1], -1
-    return dscores @ _repeated(k_BGTD, q_BNTD), dk.unflatten(1, groups).sum(2), dv.unflatten(1, groups).sum(2)
-
-
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, is_causal: bool, scale: float, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """[B, N, Tq, Tk], -inf where a query does not see a key."""
-    scores = scale * q @ _repeated(k, q).transpose(-1, -2)
-    Tq, Tk = scores.shape[-2:]
-    if is_causal:
-        hidden = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu(Tk - Tq + 1)
-        scores.masked_fill_(hidden, float("-inf"))
-    if mask is not None:
-        scores.masked_fill_(~mask.unsqueeze(1), float("-inf"))
-    return scores
-
-
-def _weights(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    sees_any = logsumexp.isfinite().unsqueeze(-1)
-    return torch.where(sees_any, scores - logsumexp.unsqueeze(-1), float("-inf")).exp()
-
-
-def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Keys or values for each head of queries."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def require(device: torch.device) -> None:
@@ -116,7 +52,9 @@ def check_heads(heads: int, kv_heads: int, head_size: int) -> None:
     """Raises UserError for head counts or a head size that the kernels do not support."""
     if head_size not in HEAD_SIZES:
         raise UserError(
-            f"head size {head_size} is not supported", where="attention flash2", allowed=HEAD_SIZES
+            f"head size {head_size} is not supported",
+            where="attention flash2",
+            allowed=f"multiples of {HEAD_SIZES.step} up to {HEAD_SIZES[-1]}",
         )
     if kv_heads < 1 or heads % kv_heads:
         raise UserError(
@@ -139,14 +77,20 @@ def attention(
     v_BGTD: torch.Tensor,
     is_causal: bool = False,
     scale: float | None = None,
+    spans: Spans | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Softmax attention, differentiable: [B, N, Tq, D] in the dtype of q (fp16, bf16 or fp32).
 
-    scale: default 1 / sqrt(D). A tensor whose last dim is not contiguous, or whose positions are more than
-    MOST_STRIDE values apart, is copied; other strides are free.
+    scale:   default 1 / sqrt(D)
+    spans:   which keys each query sees, on q's device; without is_causal, which they say themselves
+    softcap: the size that no score reaches; default: none
+
+    A tensor whose last dim is not contiguous, or whose positions are more than MOST_STRIDE values apart, is
+    copied; other strides are free.
     Raises UserError for a head size, a grouping, a dtype or a device that the kernels do not support.
     """
-    return attention_with_logsumexp(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)[0]
+    return attention_with_logsumexp(q_BNTD, k_BGTD, v_BGTD, is_causal, scale, spans, softcap)[0]
 
 
 def attention_with_logsumexp(
@@ -155,18 +99,21 @@ def attention_with_logsumexp(
     v_BGTD: torch.Tensor,
     is_causal: bool = False,
     scale: float | None = None,
+    spans: Spans | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attention`, and the logsumexp of each query's scores: fp32 [B, N, Tq], -inf for a query without keys.
 
     Both are differentiable, so that outputs of the same queries for parts of the keys can be merged. What it
     raises is `attention`'s.
     """
-    scale = _checked(q_BNTD, k_BGTD, v_BGTD, scale)
+    scale = _checked(q_BNTD, k_BGTD, v_BGTD, is_causal, scale, spans, softcap)
+    options = is_causal, scale, *(spans or (None, None)), softcap
     if _is_upcast(q_BNTD):
         q, k, v = (x.float() for x in (q_BNTD, k_BGTD, v_BGTD))
-        out, logsumexp = _forward(q, k, v, is_causal, scale)
+        out, logsumexp = _forward(q, k, v, *options)
         return out.to(q_BNTD.dtype), logsumexp
-    return _forward(q_BNTD, k_BGTD, v_BGTD, is_causal, scale)
+    return _forward(q_BNTD, k_BGTD, v_BGTD, *options)
 
 
 def gradients(
@@ -178,23 +125,34 @@ def gradients(
     logsumexp_BNT: torch.Tensor,
     is_causal: bool = False,
     scale: float | None = None,
+    spans: Spans | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v, in their shapes and dtypes, where k and v may be a part of a query's keys.
 
     dout, out, logsumexp: of the merged output, fp32 the last; each may be a view of a larger tensor
     Those of q are to be summed over the parts. What it raises is `attention`'s.
     """
-    scale = _checked(q_BNTD, k_BGTD, v_BGTD, scale)
+    scale = _checked(q_BNTD, k_BGTD, v_BGTD, is_causal, scale, spans, softcap)
+    options = is_causal, scale, *(spans or (None, None)), softcap
     tensors = dout_BNTD, q_BNTD, k_BGTD, v_BGTD, out_BNTD
     _check_output(dout_BNTD, q_BNTD, out_BNTD, logsumexp_BNT)
     if _is_upcast(q_BNTD):
-        found = _backward(*(x.float() for x in tensors), logsumexp_BNT, None, is_causal, scale)
+        found = _backward(*(x.float() for x in tensors), logsumexp_BNT, None, *options)
         dq, dk, dv = (x.to(q_BNTD.dtype) for x in found)
         return dq, dk, dv
-    return _backward(*tensors, logsumexp_BNT, None, is_causal, scale)
+    return _backward(*tensors, logsumexp_BNT, None, *options)
 
 
-def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
+def _checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    spans: Spans | None,
+    softcap: float | None,
+) -> float:
     """The scale. Raises UserError for what the kernels do not support."""
     require(q.device)
     _check_shapes(q, k, v)
@@ -209,6 +167,10 @@ def _checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | N
     scale = D**-0.5 if scale is None else scale
     if not scale > 0:  # the kernels take the largest score before scaling
         raise UserError(f"scale {scale} is not positive", where="attention flash2")
+    if softcap is not None and not softcap > 0:
+        raise UserError(f"softcap {softcap} is not positive", where="attention flash2")
+    if spans is not None:
+        _check_spans(spans, q, k, is_causal)
     return scale
 
 
@@ -233,6 +195,23 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )  # fmt: skip
 
 
+def _check_spans(spans: Spans, q: torch.Tensor, k: torch.Tensor, is_causal: bool) -> None:
+    if is_causal:
+        raise UserError(
+            "is_causal beside spans", where="attention flash2", allowed="spans made with is_causal=True"
+        )
+    for name, ends, length in (
+        ("queries", spans.of_queries, q.shape[2]),
+        ("keys", spans.of_keys, k.shape[2]),
+    ):
+        of_each = [(batch, 2, length) for batch in {1, q.shape[0]}]
+        if tuple(ends.shape) not in of_each or ends.dtype != torch.int32 or ends.device != q.device:
+            raise UserError(
+                f"spans of {name} {list(ends.shape)} {ends.dtype} on {ends.device}", where="attention flash2",
+                allowed=f"[{q.shape[0]} or 1, 2, {length}] torch.int32 on {q.device}",
+            )  # fmt: skip
+
+
 def _check_output(dout: torch.Tensor, q: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor) -> None:
     """Raises UserError unless these are of q: the kernels index them by its sizes."""
     given = [(tuple(x.shape), x.dtype, x.device) for x in (dout, out, logsumexp)]
@@ -250,16 +229,17 @@ def _check_output(dout: torch.Tensor, q: torch.Tensor, out: torch.Tensor, logsum
 
 @torch.library.custom_op("lowband::flash_attention", mutates_args=())
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
+    of_queries: torch.Tensor | None = None, of_keys: torch.Tensor | None = None, softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     from lowband.kernels import flash_attention_triton
 
     q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
-    return flash_attention_triton.forward(q, k, v, is_causal, scale)
+    return flash_attention_triton.forward(q, k, v, is_causal, scale, of_queries, softcap)
 
 
 @_forward.register_fake
-def _(q, k, v, is_causal, scale):
+def _(q, k, v, *_options):
     q = _with_contiguous_heads(q)
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -268,30 +248,33 @@ def _(q, k, v, is_causal, scale):
 def _backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
     logsumexp: torch.Tensor, dlogsumexp: torch.Tensor | None, is_causal: bool, scale: float,
+    of_queries: torch.Tensor | None = None, of_keys: torch.Tensor | None = None, softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     from lowband.kernels import flash_attention_triton
 
     dout, q, k, v, out = (_with_contiguous_heads(x) for x in (dout, q, k, v, out))
     logsumexp = logsumexp.contiguous()
-    return flash_attention_triton.backward(dout, q, k, v, out, logsumexp, dlogsumexp, is_causal, scale)
+    return flash_attention_triton.backward(
+        dout, q, k, v, out, logsumexp, dlogsumexp, is_causal, scale, of_queries, of_keys, softcap
+    )
 
 
 @_backward.register_fake
-def _(dout, q, k, v, out, logsumexp, dlogsumexp, is_causal, scale):
+def _(_dout, q, k, v, *_others):
     return tuple(torch.empty_like(_with_contiguous_heads(x)) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, ctx.is_causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, ctx.is_causal, ctx.scale, of_queries, of_keys, ctx.softcap = inputs
+    ctx.save_for_backward(q, k, v, *output, of_queries, of_keys)
     ctx.set_materialize_grads(False)  # where only the output is used, the logsumexp's gradient costs nothing
 
 
 def _gradients(ctx, dout, dlogsumexp):
-    q, k, v, out, logsumexp = ctx.saved_tensors
+    q, k, v, out, logsumexp, *spans = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
-    found = _backward(dout, q, k, v, out, logsumexp, dlogsumexp, ctx.is_causal, ctx.scale)
-    return *found, None, None
+    options = ctx.is_causal, ctx.scale, *spans, ctx.softcap
+    return *_backward(dout, q, k, v, out, logsumexp, dlogsumexp, *options), None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

@@ -1,5 +1,5 @@
 """Candidate tile sizes for the autotuner: the first call for a head size, a mask and a class of lengths times
-them all.
+all those of the head's width.
 
 A class is a power of two: lengths that round up to the same one share a tile, so lengths that vary from batch
 to batch are seldom timed anew. The compiled code is the same for all classes. There are few tiles, so that
@@ -13,7 +13,7 @@ import triton
 
 from lowband.kernels.device import IS_HIP, IS_INTERPRETED
 
-# (ROWS, COLUMNS, warps, stages), by device and head size. A block may use 163 (sm_80) or 227 KiB (sm_90) of
+# (ROWS, COLUMNS, warps, stages), by device and width. A block may use 163 (sm_80) or 227 KiB (sm_90) of
 # shared memory on CUDA devices, and 64 KiB on CDNA, whose warps have 64 lanes.
 Tile = tuple[int, int, int, int]
 Tiles = dict[str, dict[int, list[Tile]]]
@@ -70,21 +70,26 @@ def classes(queries: int, keys: int) -> dict[str, int]:
     return dict(zip(CLASSES, map(triton.next_power_of_2, (queries, keys)), strict=True))
 
 
+def width(head: int) -> int:
+    """The power of two that a head is computed as."""
+    return max(min(FORWARD["cuda"]), triton.next_power_of_2(head))
+
+
 def tuned(tiles: Tiles) -> Callable:
-    """Decorator: a kernel with the constants HEAD, IS_CAUSAL, ROWS and COLUMNS, and the arguments CLASSES."""
-    by_head = tiles["hip" if IS_HIP else "cuda"]
+    """Decorator: a kernel with the constants HEAD, WIDTH, MASK, IS_CAPPED, ROWS and COLUMNS, and CLASSES."""
+    by_width = tiles["hip" if IS_HIP else "cuda"]
     if IS_INTERPRETED:
-        by_head = {head: [INTERPRETED] for head in by_head}
-    every = dict.fromkeys(tile for choices in by_head.values() for tile in choices)
+        by_width = {width: [INTERPRETED] for width in by_width}
+    every = dict.fromkeys(tile for choices in by_width.values() for tile in choices)
     configs = {tile: _config(tile) for tile in every}
 
-    def of_this_head(_configs: object, arguments: dict, HEAD: int, **_others: object) -> list[triton.Config]:
-        return [configs[tile] for tile in by_head[HEAD]]
+    def of_its_width(_configs: object, arguments: dict, WIDTH: int, **_others: object) -> list[triton.Config]:
+        return [configs[tile] for tile in by_width[WIDTH]]
 
     tuner = triton.autotune(
         list(configs.values()),
-        key=["HEAD", "IS_CAUSAL", *CLASSES],
-        prune_configs_by={"early_config_prune": of_this_head},
+        key=["HEAD", "MASK", "IS_CAPPED", *CLASSES],
+        prune_configs_by={"early_config_prune": of_its_width},
     )
     # Specialised, a class of 1 would be a constant and one of 16 a multiple: the same code compiled again.
     return lambda kernel: tuner(triton.jit(kernel, do_not_specialize=CLASSES))

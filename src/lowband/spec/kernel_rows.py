@@ -11,6 +11,7 @@ class KernelRow:
 
     outcome: ok | wrong (error over the tolerance: not timed) | unsupported | oom | error | not run
     time_s:  median over `runs`; time_20_s and time_80_s the 20 % and 80 % quantiles
+    clock_mhz: of a GPU's multiprocessors, right after the last run
     inner:   of a matrix product, the dimension summed over
     bytes:   moved between device memory and chip by this algorithm, by its formula; least_bytes: the least
              that any algorithm moves
@@ -36,6 +37,7 @@ class KernelRow:
     time_s: float | None = None
     time_20_s: float | None = None
     time_80_s: float | None = None
+    clock_mhz: float | None = None
     flops: int | None = None
     paper_flops: int | None = None
     bytes: int | None = None

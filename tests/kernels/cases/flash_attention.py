@@ -232,7 +232,8 @@ def test_bf16_by_upcast(device) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 1, 1, 8, 8, 80), "head size 80"),
+        ((1, 1, 1, 8, 8, 84), "head size 84 .*multiples of 8 up to 256"),
+        ((1, 1, 1, 8, 8, 264), "head size 264"),
         ((1, 3, 2, 8, 8, 32), "3 query heads are not a multiple of 2"),
         ((1, 2, 0, 8, 8, 32), "2 query heads are not a multiple of 0"),
     ],

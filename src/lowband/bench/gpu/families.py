@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[4]  # the tree that this package was imported from
 _KERNELS, _BENCH = "src/lowband/kernels", "src/lowband/bench/kernels"
 _MEASURE = (f"{_BENCH}/measure.py", f"{_KERNELS}/device.py")
 _QUANT = (f"{_KERNELS}/block_quant*.py",)
-_FLASH = (f"{_KERNELS}/flash_attention*.py",)
+_FLASH = (f"{_KERNELS}/flash_attention*.py", f"{_KERNELS}/spans.py")
 _TURNS = ("src/lowband/bench/turns.py",)
 # With the cases that they share with the tests on a CPU.
 _TESTS = (
@@ -37,6 +37,11 @@ FAMILIES = {
     "ceilings": Family(50, 2, (*_MEASURE, f"{_BENCH}/ceilings.py")),
     "attention": Family(
         6, 2, (*_MEASURE, *_FLASH, "src/lowband/cost/attention.py", f"{_BENCH}/attention.py")
+    ),
+    "attention_kinds": Family(
+        6,
+        4,
+        (*_MEASURE, *_FLASH, "src/lowband/cost/attention.py", f"{_BENCH}/attention*.py"),
     ),
     "tests": Family(500, 80, (*_ENGINE, f"{_KERNELS}/*.py", *_TESTS)),
     "steps": Family(480, 60, (*_ENGINE, *_TURNS, "src/lowband/bench/compile.py")),

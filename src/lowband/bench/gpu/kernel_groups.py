@@ -20,7 +20,8 @@ from lowband.spec.kernel_rows import KernelRow
 
 FIRST = (4096, 16384)  # lengths of attention that are worth most: what is quoted, and the longest
 FIRST_IS_WORTH = 5.0
-COMPILED = ("block_quant", "softmax", "attention")  # parts that compile; models of training fit one at a time
+# Parts that compile; models of training fit one at a time.
+COMPILED = ("block_quant", "softmax", "attention", "attention_kinds")
 MOST_PROCESSES = 12  # each has a context and its inputs on the device
 
 

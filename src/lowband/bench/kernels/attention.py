@@ -98,12 +98,13 @@ class _Shape:
             leaves = [x.requires_grad_() for x in (q, k, v)]
             out, _ = reference(*leaves, self.is_causal, self.head**-0.5)
             if direction == "forward":
-                return _distance(result, out.detach())
+                return distance(result[-1:, -1:], out.detach())
             wanted = torch.autograd.grad(out, leaves, dout)
-            return max(_distance(a, b) for a, b in zip(result, wanted, strict=True))
+            return max(distance(a[-1:, -1:], b) for a, b in zip(result, wanted, strict=True))
 
         return error_of
 
 
-def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found[-1:, -1:].double() - wanted).abs().max() / wanted.abs().max())
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest error, as a share of the largest value."""
+    return float((found.double() - wanted).abs().max() / wanted.abs().max())

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lowband.bench.kernels.rows import clocks_of
 from lowband.errors import UserError
 from lowband.spec.kernel_rows import KernelRow
 
@@ -62,13 +63,15 @@ def measure(
         if guard.outcome:
             rows[i] = dataclasses.replace(case.row, outcome=guard.outcome, reason=guard.reason)
     times: dict[int, list[float]] = {}
+    clock = None
     with _Guard() as guard:
         times = _times(works, device)
+        clock = _clock_mhz(device)
     for i in works:
         if guard.outcome:
             rows[i] = dataclasses.replace(rows[i], outcome=guard.outcome, reason=guard.reason)
     for i in range(len(group)):
-        yield _timed(rows[i], times[i]) if i in times else rows[i]
+        yield dataclasses.replace(_timed(rows[i], times[i]), clock_mhz=clock) if i in times else rows[i]
 
 
 def forget(device: torch.device) -> str:
@@ -81,6 +84,11 @@ def forget(device: torch.device) -> str:
         except RuntimeError as error:  # from a faulty kernel: CUDA then accepts no more work
             return f"the device failed in a group before: {error}".splitlines()[0]
     return ""
+
+
+def _clock_mhz(device: torch.device) -> float | None:
+    found = clocks_of(device) if device.type == "cuda" else None
+    return float(found["clocks.sm"].removesuffix(" MHz")) if found else None
 
 
 def wait(device: torch.device) -> None:
