@@ -50,9 +50,10 @@ def connect(spec: RunSpec, wish: Links, is_launched: bool) -> str:
     if wish == "here":
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
-    reason = "as asked" if wish == "plain" else links.missing()
-    if is_launched and wish != "plain":
-        reason = "a launcher's process would be alone in a network of its own"
+    if wish == "plain":
+        return f"{PLAIN}: as asked"
+    launched = "a launcher's process would be alone in a network of its own"
+    reason = launched if is_launched else links.missing()
     if reason and wish == "private":
         raise UserError(reason, where="--links private", allowed="auto, plain")
     if reason:
