@@ -51,9 +51,11 @@ def connect(spec: RunSpec, wish: Links, is_launched: bool) -> str:
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
     if wish == "plain":
-        return f"{PLAIN}: as asked"
-    launched = "a launcher's process would be alone in a network of its own"
-    reason = launched if is_launched else links.missing()
+        reason = "as asked"
+    elif is_launched:
+        reason = "a launcher's process would be alone in a network of its own"
+    else:
+        reason = links.missing()
     if reason and wish == "private":
         raise UserError(reason, where="--links private", allowed="auto, plain")
     if reason:
