@@ -10,8 +10,10 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
-SAME = {"seed": 1, "weights": "world", "wrap": nn.Linear, "dtype": torch.float32, "inner": {}, "width": 8}
-SAME |= {"device": None}
+SAME = {
+    "seed": 1, "weights": "world", "wrap": nn.Linear, "dtype": torch.float32, "inner": {}, "width": 8,
+    "device": None,
+}  # fmt: skip
 
 
 def told(on_rank_1: dict[str, object]) -> str:

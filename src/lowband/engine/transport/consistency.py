@@ -95,7 +95,8 @@ def is_alone() -> bool:
 
 
 def agreed(work: Callable[[], T]) -> T:
-    """What it returns. If it fails on some ranks, they raise its error, and the others the lowest one's."""
+    """Do it, and return its result. If it fails on some ranks, they raise its error, and the others that of
+    the lowest of them."""
     error, done = None, list[T]()
     try:
         done.append(work())
