@@ -10,7 +10,10 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.scheme import Scheme
 
-SAME = {"seed": 1, "weights": "world", "wrap": nn.Linear, "dtype": torch.float32, "inner": {}, "width": 8}
+SAME = {
+    "seed": 1, "weights": "world", "wrap": nn.Linear, "dtype": torch.float32, "inner": {}, "width": 8,
+    "device": None,
+}  # fmt: skip
 
 
 def told(on_rank_1: dict[str, object]) -> str:
@@ -21,7 +24,7 @@ def told(on_rank_1: dict[str, object]) -> str:
     scheme = Scheme.parse({"name": "x", "weights": mine["weights"], "grads": "world", "optim": "world"}, "x")
     try:
         topology = lowband.Topology(mine["inner"])
-        lowband.shard(module, scheme, topology, wrap=mine["wrap"], compute_dtype=mine["dtype"])
+        lowband.shard(module, scheme, topology, mine["wrap"], mine["dtype"], device=mine["device"])
     except UserError as error:
         return str(error)
     return ""
@@ -47,3 +50,10 @@ def test_a_rank_that_differs_is_named(on_rank_1: dict[str, object], what: str) -
 
 def test_ranks_that_agree_go_on() -> None:
     assert on_ranks(2, told, {}, time_limit_s=60) == ["", ""]
+
+
+def test_a_device_that_one_rank_refuses_ends_them_all() -> None:
+    """The other rank names the cause, too, and does not wait for one that is gone."""
+    first, last = on_ranks(2, told, {"device": "cuda:1"}, time_limit_s=60)
+    assert first == last
+    assert "device is 'cuda:1' (allowed: cpu, where the module has values" in first

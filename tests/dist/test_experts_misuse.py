@@ -133,19 +133,19 @@ def copied_sharded() -> None:
     copy.deepcopy(sharded())
 
 
-def that_meet_seldom() -> None:
+def seldom(beyond: str) -> lowband.Scheme:
     scheme = CONFIG.scheme("local-sgd")
-    on_world = {"weights": "self", "grads": "self", "optim": "self"}
+    places = dict.fromkeys(("weights", "grads", "optim"), beyond)
+    return scheme.model_copy(update={**places, "sync": scheme.sync.model_copy(update={"beyond": beyond})})
+
+
+def that_meet_seldom() -> None:
     model, topology = spread()
-    seldom = scheme.model_copy(update={**on_world, "sync": scheme.sync.model_copy(update={"beyond": "self"})})
-    lowband.shard(model, seldom, topology, Layer)
+    lowband.shard(model, seldom("self"), topology, Layer)
 
 
 def balanced_over_seldom_met_links() -> None:
-    scheme = CONFIG.scheme("local-sgd")
-    on_world = {"weights": "self", "grads": "self", "optim": "self"}
-    seldom = scheme.model_copy(update={**on_world, "sync": scheme.sync.model_copy(update={"beyond": "self"})})
-    model = lowband.shard(model_of(), seldom, lowband.Topology({}), Layer)
+    model = lowband.shard(model_of(), seldom("self"), lowband.Topology({}), Layer)
     lowband.balance_experts(model)
 
 
@@ -251,6 +251,21 @@ def test_experts_that_are_the_same_on_all_ranks_are_warned_of() -> None:
 
 
 # ---- what works
+
+
+def _balanced_in_one_replica() -> dict[str, list[int]]:
+    """The whole job is a replica, as one of `lowband.Quorum`: no link between replicas is crossed."""
+    model = lowband.shard(model_of(), seldom("node"), lowband.Topology({"node": 2}), Layer, torch.float32)
+    rows = 3 + torch.distributed.get_rank()
+    model(torch.randn(rows, H)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return {name: load.tolist() for name, load in lowband.balance_experts(model).items()}
+
+
+def test_a_job_that_is_one_replica_balances_its_experts() -> None:
+    first, second = on_ranks(2, _balanced_in_one_replica)
+    assert first == second
+    assert {sum(load) for load in first.values()} == {7 * model_of()[1].mixture.router.routing.top_k}
 
 
 class OneByOne(nn.Module):

@@ -1,13 +1,15 @@
 """Which units' gradients are reduced together, by hand; buffers and sums of them."""
 
+from math import prod
 from unittest.mock import patch
 
 import pytest
+from texts import Text
 
 from lowband.cost.memory import state_bytes
 from lowband.spec import buckets as rule
 from lowband.spec.buckets import buckets
-from lowband.spec.mesh import Levels
+from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.scheme import Scheme
 from lowband.spec.sync import Sync
 from tests.checkout import CONFIG
@@ -21,6 +23,17 @@ def test_a_bucket_is_filled_until_the_next_unit_has_no_room() -> None:
         assert buckets([4, 4, 3, 11, 7, 3, 1], DDP, LEVELS, "fp32") == [[0, 1], [2], [3], [4, 5], [6]]
     assert buckets([3 * 2**19] * 5, DDP, LEVELS, "fp32") == [[0, 1, 2, 3], [4]]  # 6 MiB each, in fp32
     assert buckets([], DDP, LEVELS, "fp32") == []
+
+
+def test_a_model_in_one_bucket_takes_few_rounds_of_messages() -> None:
+    levels = Levels.fit(CONFIG.machine("local").sizes, 8)
+    units = [sum(map(prod, of_unit)) for of_unit in CONFIG.model("gpt-5m").unit_shapes()]
+    hops = len(levels.hops(SELF, WORLD))
+    assert len(buckets(units, DDP, levels, "fp32")) == 1
+    Text("docs/benchmarks.md").says(
+        f"{len(units)} units that went over {hops} levels, out and back, took {len(units) * 2 * hops} rounds "
+        f"of messages per step; in one bucket they take {2 * hops}."
+    )
 
 
 @pytest.mark.parametrize("scheme", ["zero1", "zero3", "hier3"])

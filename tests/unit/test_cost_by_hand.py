@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowband.cost.activations import Attention, Recompute, kept_bytes_per_token
+from lowband.cost.activations import Attention, kept_bytes_per_token
 from lowband.cost.attention import flops
 from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, transfers
@@ -37,6 +37,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.records import Sent, mean
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS, Stack
+from lowband.spec.step import Recompute
 from lowband.spec.sync import Sync
 from tests.checkout import CONFIG, ROOT
 

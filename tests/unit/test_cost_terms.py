@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from machines import SIZES, fact, machine
 
-from lowband.cost.activations import Recompute, to_host_bytes
+from lowband.cost.activations import to_host_bytes
 from lowband.cost.buffers import buffer_bytes
 from lowband.cost.bytes import sent_bytes, unit_numels
 from lowband.cost.collectives import Network
@@ -27,7 +27,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.offload import Offload
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import OURS
-from lowband.spec.step import Attention, Operations, Products
+from lowband.spec.step import Attention, Operations, Products, Recompute
 
 GPT = ModelSpec(name="g", layers=4, hidden=64, heads=8, vocab=96, seq_len=32, source="made up")
 MIXED = GPT.model_copy(update={

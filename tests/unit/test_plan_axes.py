@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from lowband.__main__ import main
-from lowband.cost.activations import Recompute
 from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.prediction import predict
@@ -27,7 +26,7 @@ from lowband.spec.config import Config
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.stack import OURS
-from lowband.spec.step import Schedule
+from lowband.spec.step import Recompute, Schedule
 from tests.checkout import CONFIG
 
 MODEL = ModelSpec(

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowband.errors import UserError
+from lowband.spec.axes import SCHEDULE_OF, row_of
 from lowband.spec.schedule import Action, check, count, peak
-from lowband.spec.schedules import SCHEDULES, lists
+from lowband.spec.schedules import SCHEDULES, Name, lists
 
 
 def actions(text: str) -> list[Action]:
@@ -26,6 +27,14 @@ def test_one_rank_accumulates_in_two_orders() -> None:
     (breadth,) = lists("breadth", 1, 2, 2)
     assert written(breadth) == "F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1"
     assert peak([depth]) == [2] and peak([breadth]) == [4]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "depth"])
+def test_a_row_is_found_by_its_option_again(name: Name) -> None:
+    """With the least chunks that it takes; depth is 1f1b on one stage."""
+    ranks, chunks = 4, SCHEDULES[name].chunks[0]
+    found = row_of(SCHEDULE_OF[name], chunks)
+    assert lists(found, ranks, 6, chunks) == lists(name, ranks, 6, chunks)
 
 
 def test_zb_h1_by_hand() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lowband.box import tools
 from lowband.box.layout import FABRIC, HEAD_ADDRESS, PREFIX, Layout
+from lowband.cost.tcp import FRAME_BYTES
 from lowband.errors import UserError
 
 NAMESPACES = Path("/run/netns")  # iproute2's folder of named namespaces
@@ -175,7 +176,7 @@ def _queue(device: str, bits_per_s: int) -> list[str]:
     to_free = "flowid 1:10"
     add_filter = f"filter add dev {device} parent 1: protocol ip"
     # A burst of two frames: with more, a short message would pass without any limit.
-    burst = "burst 3028 cburst 3028 quantum 1514"
+    burst = f"burst {2 * FRAME_BYTES} cburst {2 * FRAME_BYTES} quantum {FRAME_BYTES}"
     return [
         f"qdisc add dev {device} root handle 1: htb default 20",
         f"class add dev {device} parent 1: classid 1:10 htb rate 10gbit quantum 60000",

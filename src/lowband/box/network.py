@@ -50,9 +50,12 @@ def connect(spec: RunSpec, wish: Links, is_launched: bool) -> str:
     if wish == "here":
         links.network_up(Layout.of(spec.machine, spec.ranks))
         return SHAPED
-    reason = "as asked" if wish == "plain" else links.missing()
-    if is_launched and wish != "plain":
+    if wish == "plain":
+        reason = "as asked"
+    elif is_launched:
         reason = "a launcher's process would be alone in a network of its own"
+    else:
+        reason = links.missing()
     if reason and wish == "private":
         raise UserError(reason, where="--links private", allowed="auto, plain")
     if reason:

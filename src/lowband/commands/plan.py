@@ -137,7 +137,7 @@ def _search(options: argparse.Namespace) -> None:
     from lowband.predict.request import check_gated, sequence, setting
     from lowband.predict.search.choice import chosen
     from lowband.predict.search.degrees import COPIES, axes_to_try
-    from lowband.predict.search.plan import RECOMPUTE, plan
+    from lowband.predict.search.plan import plan
     from lowband.predict.search.software import of_stack
     from lowband.predict.show import plan_files, plan_options, plan_text
     from lowband.spec.config import Config
@@ -232,7 +232,6 @@ def _check_used(options: argparse.Namespace, axes: "Sequence[Ways]", model: "Mod
 def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
     """States beyond the device, and adapters, with which only what is predicted is tried by default."""
     from lowband.cost.tiers import Beyond
-    from lowband.predict.search.plan import RECOMPUTE
 
     given = options.tier_share, options.tier_stride, options.tier_late
     beyond, adapters = Beyond.of(options.tiers, *given), lora(options)

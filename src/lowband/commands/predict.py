@@ -16,6 +16,7 @@ from lowband.spec.step import (
     Operations,
     Optimizer,
     Products,
+    Recompute,
     ReduceDtype,
     Route,
     Schedule,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 STACK = "a name in config/stacks/, `ours`, or a file (default: the one that the machine names)"
 LAYERS = "blocks of each stage, first to last (default: equally many)"
 ROUTES = ["merged"]
-RECOMPUTE = ["none", "selective", "op", "full", "host"]
+RECOMPUTE = get_args(Recompute)
 
 
 def blocks(text: str) -> int:

@@ -27,7 +27,6 @@ twice: 2o more.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from lowband.cost.experts import hit
 from lowband.cost.lora import Lora
@@ -35,10 +34,9 @@ from lowband.cost.numbers import Num
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.mesh import SELF, WORLD, Levels
 from lowband.spec.model import ModelSpec
-from lowband.spec.step import Attention
+from lowband.spec.step import Attention, Recompute
 from lowband.spec.wire import DTYPE_BYTES
 
-Recompute = Literal["none", "selective", "op", "full", "host"]
 HALF, FP32 = 2, 4  # bytes of a value
 PLACE, WEIGHT = 8, 4  # of a row among others, int64; of a pair of a token and an expert, fp32
 

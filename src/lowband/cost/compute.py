@@ -34,7 +34,7 @@ from math import prod
 import numpy as np
 
 from lowband.cost import linear as of_linear
-from lowband.cost.activations import HALF, Recompute
+from lowband.cost.activations import HALF
 from lowband.cost.collectives import Case, seconds, share
 from lowband.cost.flops import (
     BACKWARD_MATMUL,
@@ -52,7 +52,7 @@ from lowband.errors import UserError
 from lowband.spec.axes import ONLY_DATA, Ways
 from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
-from lowband.spec.step import Attention, Operations, Products
+from lowband.spec.step import Attention, Operations, Products, Recompute
 
 LOSS_BYTES = 24
 ADAM_BYTES = 34

@@ -11,7 +11,7 @@ from torch import nn
 
 from lowband.engine.arguments import check_callable, check_kind, check_wrap
 from lowband.engine.disk import Disk
-from lowband.engine.options import Options, device_of
+from lowband.engine.options import Options
 from lowband.engine.parallel.left_out import bound_context
 from lowband.engine.parallel.torch_cut import take_over
 from lowband.engine.passes.alike import along_tensor
@@ -70,7 +70,8 @@ def shard(
                    depend on `seed` and the name alone. Or `lowband.Safetensors(folder)`, of whose files each
                    rank reads its ranges
     device:        where a module on the meta device is made; default: this process's GPU if
-                   torch.distributed uses NCCL or RCCL, else the CPU
+                   torch.distributed uses NCCL or RCCL, else the CPU. A module that has values stays where
+                   they are: any other device is refused
     collectives:   hops: one per level; flat: one ring over all ranks, the baseline to compare hops with;
                    joined: one exchange between all ranks, for a machine whose links are all equal
     disk:          folder for states that the scheme places there (`optim: world@disk`, also of `weights`), of
@@ -82,7 +83,8 @@ def shard(
     Gradients are averaged over all ranks; under a scheme with sync, over those of a replica, and the
     `optimizer.step()` that completes a period exchanges weights between replicas.
     Raises UserError for a scheme that does not fit the levels, and, on every rank, if ranks differ in scheme,
-    dtypes, shapes, units or initial weights, or if what lies in host memory has no room on one.
+    dtypes, shapes, units or initial weights, or if one was given a device other than its module's, or has no
+    room for what lies in host memory.
     """
     where = "lowband.shard"
     check_kind(where, "module", module, nn.Module, "a torch.nn.Module")
@@ -112,7 +114,7 @@ def shard(
     files = None if disk is None else Disk(Path(disk), topology.rank)
     options = Options(compute_dtype, reduce_dtype, overlap, collectives, files, activations)
     parts = module, placed, scheme_of, topology.along("data"), wrap
-    engine = Engine(*parts, options, init, seed, device_of(device, module))
+    engine = Engine(*parts, options, init, seed, device)
     module._lowband = engine  # type: ignore[assignment]
     if (context := bound_context(module, topology)) is not None:
         context.count_in(engine.ledger, engine.averaged)

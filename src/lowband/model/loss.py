@@ -72,7 +72,7 @@ class _InPieces(torch.autograd.Function):
             part, grad_PV = reduce(x_TH[piece] @ weight_VH.T, targets_T[piece], count)
             loss += part
             if trains:
-                of_x[piece] = grad_PV @ weight_VH  # in x's dtype, in whatever autocast computes
+                of_x[piece] = grad_PV @ weight_VH  # kept in x's dtype, whichever one autocast multiplies in
                 of_weight += grad_PV.T @ x_TH[piece]
             del grad_PV  # before the next piece's logits
         if trains:

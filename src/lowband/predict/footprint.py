@@ -7,14 +7,7 @@ from math import prod
 import numpy as np
 
 from lowband.cost import linear
-from lowband.cost.activations import (
-    HALF,
-    LOGIT_BYTES,
-    Kept,
-    Recompute,
-    kept_bytes_per_token,
-    loss_bytes,
-)
+from lowband.cost.activations import HALF, LOGIT_BYTES, Kept, kept_bytes_per_token, loss_bytes
 from lowband.cost.bytes import experts_apart
 from lowband.cost.context_load import held_more, kept_more
 from lowband.cost.experts import copied_bytes
@@ -37,6 +30,7 @@ from lowband.spec.schedule import owed, peak
 from lowband.spec.schedules import SCHEDULES, Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.sourced import Fact
+from lowband.spec.step import Recompute
 from lowband.spec.tiers import Tier, at
 from lowband.spec.wire import DTYPE_BYTES
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lowband.cost.activations import Recompute
 from lowband.cost.bytes import stage_numels
 from lowband.cost.experts import groups_of
 from lowband.cost.lora import Lora
@@ -28,7 +27,7 @@ from lowband.spec.partition import UnitLayout
 from lowband.spec.schedules import check_numbers
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import Order, Pattern, passes
+from lowband.spec.step import Order, Pattern, Recompute, passes
 from lowband.spec.tiers import DEVICE, HOST
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lowband.cost.activations import Recompute
 from lowband.cost.flops import hardware_flops_per_token, keys_seen, model_flops_per_token
 from lowband.cost.numbers import GIB, Num
 from lowband.predict.footprint import memory_items, peak_bytes
@@ -16,6 +15,7 @@ from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.machine import TierName
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Recompute
 
 
 @dataclass(frozen=True)

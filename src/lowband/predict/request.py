@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from lowband.cost.activations import Recompute
 from lowband.cost.lora import Lora
 from lowband.cost.numbers import Num
 from lowband.cost.tiers import Beyond
@@ -23,7 +22,7 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import States
+from lowband.spec.step import Recompute, States
 
 
 def setting(config: Config, cluster: str, stack: str | None) -> tuple[Machine, Stack]:

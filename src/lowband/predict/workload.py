@@ -7,11 +7,10 @@ import numpy as np
 
 from lowband.predict.given import Given
 from lowband.predict.refused import check
-from lowband.spec.axes import Axes, Ways
+from lowband.spec.axes import SCHEDULE_OF, Axes, Ways
 from lowband.spec.run import RunSpec
 from lowband.spec.sourced import Fact
 from lowband.spec.stack import OURS
-from lowband.spec.step import Schedule
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,19 @@ class Workload(Given):
         return made
 
 
-# What a run calls its schedule or its order, by the predictor's names.
-_IN_USE: dict[str, Schedule] = {
-    "depth": "1f1b", "breadth": "breadth-first", "gpipe": "breadth-first", "interleaved": "1f1b",
-}  # fmt: skip
-
-
 def workload_of(spec: RunSpec) -> Workload:
     """A run of our engine on its machine at full scale; the stack that the machine names is not used."""
     none = Fact(value=0, source="the run's spec")
     stack = OURS.model_copy(
         update={"reduce_dtype": spec.reduce_dtype} | ({} if spec.overlap else {"overlap": none})
     )
-    named: Any = spec.schedule if spec.is_in_stages else spec.order
     return Workload(
         spec.machine, stack, spec.model, spec.scheme, spec.ranks, spec.micro_batch, spec.seq_len,
         spec.accumulation, recompute=spec.recompute,
         recomputed=len(spec.recomputed) / spec.model.layers if spec.recompute_layers else 1.0,
         axes=Ways(
             **Axes.of(spec).model_dump(), chunks=spec.chunks_each if spec.is_in_stages else 1,
-            schedule=_IN_USE.get(named, named), layers=spec.layers,
+            schedule=SCHEDULE_OF[spec.schedule if spec.is_in_stages else spec.order], layers=spec.layers,
         ),
         compute_dtype=spec.compute_dtype, collectives=spec.collectives,
         loss_chunks=spec.loss_chunks, fused_adamw=spec.fused_adamw,

@@ -223,8 +223,16 @@ def shown(value: object) -> object:
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
+# What options call each row of spec.schedules, where they say the chunks apart. depth: of a run on one stage
+SCHEDULE_OF: Final[dict[Name, Schedule]] = {
+    "depth": "1f1b", "1f1b": "1f1b", "interleaved": "1f1b",
+    "breadth": "breadth-first", "gpipe": "breadth-first",
+    "zb-h1": "zb-h1", "zb-h2": "zb-h2", "zb-v": "zb-v", "dualpipe-v": "dualpipe-v",
+}  # fmt: skip
+
+
 def row_of(schedule: Schedule, chunks: int) -> Name:
-    """A schedule's row in spec.schedules. chunks: stages per rank of a pipeline"""
+    """The other way. chunks: stages per rank of a pipeline"""
     if schedule == "1f1b":
         return "1f1b" if chunks == 1 else "interleaved"
     return "breadth" if schedule == "breadth-first" else schedule

@@ -10,7 +10,7 @@ from lowband.spec.mesh import MOST_RANKS
 from lowband.spec.model import AttentionKernel
 from lowband.spec.peers import Engine
 from lowband.spec.schedules import SCHEDULES, Name
-from lowband.spec.step import Order, Pattern
+from lowband.spec.step import Order, OurRecompute, Pattern
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -48,7 +48,7 @@ class RunOptions(InStages):
     attention: AttentionKernel = Field(
         default="sdpa", description="sdpa: torch's kernels; flash2: ours in Triton, for a GPU"
     )
-    recompute: Literal["none", "full", "host"] = Field(
+    recompute: OurRecompute = Field(
         default="none",
         description="full: of each block only the input is kept, and it computes twice; host: what it keeps "
         "waits in the host's memory",

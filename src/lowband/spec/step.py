@@ -42,6 +42,9 @@ Products = Literal["bf16", "fp8", "mxfp8"]
 # Which of its operations that wait for memory are one kernel: norms and rotary embeddings, as compiled;
 # norms; or none, so that each reads and writes what it works on (cost/compute.py).
 Operations = Literal["fused", "norms", "single"]
+# What a block keeps of its forward for its backward (cost/activations.py); of these, what runs of ours can.
+Recompute = Literal["none", "selective", "op", "full", "host"]
+OurRecompute = Literal["none", "full", "host"]
 # The optimizer of matrices: AdamW with fp32 moments, or in 8 bits with a scale for 256 values, or Muon.
 Optimizer = Literal["adamw", "adamw8bit", "muon"]
 

@@ -28,7 +28,7 @@ class Snapshot:
     def of(
         cls, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]
     ) -> "Snapshot":
-        """Behind `check`. Raises UserError for a state that cannot be saved."""
+        """Call `check` first. Raises UserError for a state that cannot be saved."""
         here = Logical.of(module, optimizer)
         check_json("extra", extra)
         for i, group in enumerate(here.groups):

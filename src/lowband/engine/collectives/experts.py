@@ -51,7 +51,7 @@ class ExpertAxis(Along):
             check_parts(self.parts, scheme, len(self.alike.ranks))
             if scheme.sync is not None:
                 raise UserError(
-                    f"expert {self.ranks}: replicas that meet seldom have all experts each",
+                    f"expert {self.ranks}: replicas that meet seldom must have all experts each",
                     where=f"scheme '{scheme.name}'",
                     allowed="schemes without sync",
                 )

@@ -189,8 +189,8 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
     Returns the pairs of each expert since the last call, [experts] int64, by the router's name: of all ranks
     whose tokens differ. Every rank must call it; there is one all-reduce for all layers. Routers that are
     balanced otherwise are only counted (spec.routing). A module that is not sharded has its own tokens alone.
-    Raises UserError for a module only some part of which is sharded, and under a scheme whose replicas meet
-    seldom: the sum would cross their links at every step.
+    Raises UserError for a module only some part of which is sharded, and for a job of several replicas that
+    meet seldom: the sum would cross their links at every step. A replica of `lowband.Quorum` sums its own.
     Source: arXiv 2408.15664.
     """
     engine: Engine | None = getattr(module, "_lowband", None)
@@ -200,9 +200,9 @@ def balance_experts(module: nn.Module) -> dict[str, torch.Tensor]:
             what = f"'{inside}' in it is sharded, and not the module itself"
             raise UserError(what, where="balance_experts", allowed="the module that lowband.shard was given")
         return balance(module)
-    if engine.replicas is not None:
+    if engine.replicas is not None and engine.replicas.count > 1:
         what = "replicas that meet seldom would sum the load of experts over their links at every step"
-        raise UserError(what, where="balance_experts", allowed="schemes without sync")
+        raise UserError(what, where="balance_experts", allowed="schemes without sync, or a job per replica")
     engine.put_shards()
     names = {child: name for name, child in module.named_modules()}
     if engine.load is None:

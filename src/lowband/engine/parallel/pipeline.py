@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lowband.engine.arguments import check_kind, check_pair
-from lowband.engine.options import Options, device_of
+from lowband.engine.options import Options
 from lowband.engine.parallel.cut_layers import ColumnLinear
 from lowband.engine.parallel.deferred import Deferring
 from lowband.engine.parallel.executor import Executor
@@ -164,7 +164,7 @@ class Pipeline(nn.Module):
             options,
             init,
             seed,
-            device_of(device, self),
+            device,
         )
         engine = self._lowband
         engine.ends = ends(named)

@@ -11,7 +11,7 @@ from torch import nn
 
 from lowband.engine.collectives.activations import Along
 from lowband.engine.collectives.collectives import Collectives
-from lowband.engine.options import Options
+from lowband.engine.options import Options, device_of
 from lowband.engine.passes.alike import check_drawn, with_initial
 from lowband.engine.passes.hooks import Hooks
 from lowband.engine.passes.kept_on_host import KeptOnHost
@@ -59,11 +59,11 @@ class Engine:
         options: Options,
         init: Init | Source | None,
         seed: int,
-        device: torch.device,
+        device: torch.device | str | None,
     ) -> None:
         """scheme_of: maps a unit's name and owner to its scheme; `scheme` serves collectives of no unit
 
-        init, seed: of parameters on the meta device, see units.initial; device: of all
+        init, seed: of parameters on the meta device, see units.initial; device: of all, see `device_of`
         """
         check_unsharded(module)
         check_kinds(module)
@@ -92,7 +92,7 @@ class Engine:
         self.ledger, self.meter = ledger_of(self.tensor), MemoryMeter()
         if experts is not None:
             experts.count_in(self.ledger)
-        self.device = device
+        self.device = agreed(lambda: device_of(device, module))  # a launcher may give each rank another
         self._check_room([slots for *_, slots in groups], schemes, options.compute_dtype)
         mark_views(module)
         self.sync = True  # whether the next backward ends at an accumulation boundary

@@ -3,6 +3,7 @@
 import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from lowband.engine.transport.everyone import everyones, to_send, warn
 from lowband.errors import UserError
 from lowband.spec.mesh import Levels
 from lowband.spec.scheme import Scheme
+
+T = TypeVar("T")
 
 
 def check_schemes(scheme: Scheme, of_units: Sequence[Scheme], levels: Levels) -> None:
@@ -91,11 +94,12 @@ def is_alone() -> bool:
     return dist.get_world_size() == 1 or backend() == "fake"
 
 
-def agreed(work: Callable[[], None]) -> None:
-    """Do it. If it fails on some ranks, they raise its error, and the others that of the lowest of them."""
-    error = None
+def agreed(work: Callable[[], T]) -> T:
+    """Do it, and return its result. If it fails on some ranks, they raise its error, and the others that of
+    the lowest of them."""
+    error, done = None, list[T]()
     try:
-        work()
+        done.append(work())
     except Exception as raised:  # the other ranks would wait for this one
         error = raised
     try:
@@ -107,6 +111,7 @@ def agreed(work: Callable[[], None]) -> None:
     for each in (error, *errors):
         if each is not None:
             raise each
+    return done[0]
 
 
 def facts_of(

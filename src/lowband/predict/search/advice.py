@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from lowband.cost.activations import Recompute
 from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.prediction import predict
 from lowband.predict.search.candidates import MODEL_ERROR
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Recompute
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 RECOMPUTE: tuple[Recompute, ...] = ("full", "none")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Recompute
 from lowband.cost.numbers import Num
 from lowband.predict.blocks import Known
 from lowband.predict.room import surely
@@ -28,6 +27,7 @@ from lowband.predict.search.software import Software
 from lowband.predict.time import step_time
 from lowband.predict.workload import Workload
 from lowband.spec.scheme import Scheme
+from lowband.spec.step import Recompute
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

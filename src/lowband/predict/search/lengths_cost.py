@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Recompute
 from lowband.cost.collectives import share
 from lowband.cost.numbers import GIB
 from lowband.errors import UserError
@@ -31,7 +30,7 @@ from lowband.spec.mesh import SELF, WORLD
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import STEP
+from lowband.spec.step import STEP, Recompute
 
 OF_A_SEQUENCE = ("forward", "recompute", "backward", "straggler", "context")  # items of a step's time
 SHARDED = Scheme(name="zero3", weights="world", grads="world", optim="world")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Kept, Recompute
+from lowband.cost.activations import Kept
 from lowband.cost.bytes import expert_numels, stage_numels
 from lowband.cost.numbers import GIB, Num, stacked
 from lowband.predict.footprint import (
@@ -32,6 +32,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.machine import Machine
 from lowband.spec.schedules import SCHEDULES, Name
+from lowband.spec.step import Recompute
 
 Floats = NDArray[np.float64]
 

@@ -16,10 +16,10 @@ It covers these choices only:
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
-from lowband.cost.activations import Recompute
 from lowband.cost.lora import Lora
 from lowband.cost.numbers import GIB
 from lowband.cost.tiers import Beyond
@@ -42,9 +42,9 @@ from lowband.spec.machine import Machine
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import States
+from lowband.spec.step import Recompute, States
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "op", "full", "host")
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 # Of those that some jobs cannot have, what a job needs to be able to, and which can.
 NOT_EVERYWHERE: dict[Recompute, tuple[str, str]] = {
     "selective": ("keeps scores that it could recompute", "--attention plain"),

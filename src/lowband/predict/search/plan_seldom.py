@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lowband.cost.activations import Recompute
 from lowband.cost.numbers import GIB
 from lowband.errors import UserError
 from lowband.predict.prediction import Prediction, predict
@@ -21,7 +20,7 @@ from lowband.predict.workload import Workload
 from lowband.spec.machine import Machine
 from lowband.spec.mesh import WORLD, Levels
 from lowband.spec.scheme import Scheme
-from lowband.spec.step import ANCHOR_GATHER, SYNC_REDUCE
+from lowband.spec.step import ANCHOR_GATHER, SYNC_REDUCE, Recompute
 from lowband.spec.wire import Wire
 
 PERIODS = (1, 2, 5, 10, 20, 50, 100, 200, 500)

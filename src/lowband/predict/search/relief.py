@@ -12,11 +12,11 @@ both only cost time.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lowband.cost.activations import Recompute
 from lowband.cost.tiers import Beyond
 from lowband.predict.workload import Workload
 from lowband.spec.axes import Ways
 from lowband.spec.model import ModelSpec
+from lowband.spec.step import Recompute
 
 PARTS = 8  # of a stage's layers, of which none, one ... are recomputed
 OFTEN = range(2, 9)  # every how-many-th layer is recomputed

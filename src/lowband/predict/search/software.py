@@ -31,7 +31,6 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lowband.cost.activations import Recompute
 from lowband.cost.tiers import Beyond
 from lowband.predict.workload import Workload
 from lowband.spec.mesh import SELF
@@ -39,7 +38,7 @@ from lowband.spec.model import ModelSpec
 from lowband.spec.schedules import Name
 from lowband.spec.scheme import Scheme
 from lowband.spec.stack import Stack
-from lowband.spec.step import STEP, Optimizer, Products, Route
+from lowband.spec.step import STEP, Optimizer, OurRecompute, Products, Recompute, Route
 
 WIRES = tuple(row.name for row in STEP if row.coded)
 ANY = "any"
@@ -216,7 +215,7 @@ _MEGATRON_LM: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved"})
 _TORCHTITAN: Final[frozenset[Name]] = frozenset({"1f1b", "interleaved", "zb-v", "dualpipe-v"})
 
 OURS: Final = Software(
-    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset({"none", "full", "host"}), adapters=True,
+    "lowband", ("ours",), _of_ours, _ALL_SCHEDULES, frozenset(get_args(OurRecompute)), adapters=True,
     offloads=_of_ours_in_tiers, routes=frozenset(get_args(Route)), copies=True,
     optimizers=frozenset({"adamw", "muon"}),
     partial=lambda job: job.lora is None and layers_of_stage(job) > 0 and _are_alike(job),
