@@ -24,7 +24,9 @@ from lowband.spec.csv_tables import read_table
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```\n(export PYTHONPATH=.*?)```", re.DOTALL)
 COMMIT = "0012345"
-PARTS = {"ceilings", "products", "block_quant", "softmax", "attention", "attention_kinds", "training", "experts"}
+PARTS = {
+    "ceilings", "products", "block_quant", "softmax", "attention", "attention_kinds", "training", "experts",
+}  # fmt: skip
 
 
 def documented() -> list[str]:

@@ -1,4 +1,4 @@
-"""examples/hf_attention.py: losses and gradients of a Gemma 2 are those of eager attention; what it refuses."""
+"""examples/hf_attention.py: losses and gradients of a Gemma 2 are eager attention's; what it refuses."""
 
 import os
 import re
