@@ -5,6 +5,7 @@ import torch
 
 from lowband.bench import mfu
 from lowband.bench.mfu import Way
+from lowband.errors import UserError
 from lowband.spec.config import Config
 from tests.checkout import ROOT
 
@@ -32,6 +33,11 @@ def test_ways_take_turns_and_one_that_fails_is_an_outcome(monkeypatch: pytest.Mo
         assert outcomes.get(row.outcome) == (way if way in outcomes.values() else None), row
         assert (row.step_s is None) == (row.outcome != "ok") and row.mfu is None
     assert len(rows) == 2 * (2 + 4 * mfu.STEPS)
+
+
+def test_a_model_of_no_setup_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--model: 'gpt-9b' on this device \(cpu\) \(allowed: gpt-200k\)"):
+        mfu.bench(ROOT, "gpt-9b")
 
 
 @pytest.mark.parametrize(

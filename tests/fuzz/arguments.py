@@ -102,7 +102,7 @@ VECTORS: dict[str, tuple[str, ...]] = {
     "bench-optimizers": ("--out out --root .",),
     "bench-orders": ("--out out --root .",),
     "bench-compile": ("--out out --root .",),
-    "bench-mfu": ("--out out --root .",),
+    "bench-mfu": ("--out out --root . --model gpt-200k",),
     "bench-joined": ("--out out --root .",),
     "bench-saved": ("--out out --root .",),
     "bench-pipeline": ("--out out",),

@@ -174,6 +174,17 @@ def test_runs_and_reports_that_were_not_made_keep_what_is_shipped(folder: Folder
     ]  # fmt: skip
 
 
+def test_shares_of_the_peak_take_the_place_of_their_own_models_alone(folder: Folder, tree: Path) -> None:
+    to = tree / "results" / "reference" / "h100"
+    shipped = (to / "mfu.csv").read_text()
+    larger = shipped.replace("gpt-1.3b", "gpt-2.7b")
+    for _ in range(2):
+        write_whole(folder.path / "mfu" / "gpt-2.7b" / "mfu.csv", larger)
+        folder.keep("mfu gpt-2.7b", Entry.of("mfu", "ok", "", 12.3, []))
+        list(install(folder.path, to, tree))
+        assert (to / "mfu.csv").read_text() == shipped + larger.partition("\n")[2]
+
+
 def test_a_folder_without_any_row_is_refused(folder: Folder, tree: Path) -> None:
     for name, entry in list(folder.entries.items()):
         folder.keep(name, replace(entry, outcome="not run"))

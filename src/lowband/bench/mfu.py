@@ -25,6 +25,7 @@ import lowband
 from lowband.bench.compile import SCHEME, use_nccl
 from lowband.bench.turns import timed
 from lowband.cost.flops import model_flops_per_token
+from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import peak_memory_bytes, reset_peak_memory
 from lowband.run.on_ranks import on_ranks
@@ -41,13 +42,16 @@ JOB_LIMIT_S = 600
 class Setup(NamedTuple):
     """backend: of torch.compile; on a CPU one that needs no C++ compiler, only to try the program"""
 
-    model: str
+    models: tuple[str, ...]
     sequences: int
     seq_len: int
     backend: str
 
 
-SETUPS = {"cuda": Setup("gpt-1.3b", 8, 2048, "inductor"), "cpu": Setup("gpt-200k", 2, 32, "aot_eager")}
+SETUPS = {
+    "cuda": Setup(("gpt-1.3b", "gpt-2.7b"), 8, 2048, "inductor"),
+    "cpu": Setup(("gpt-200k",), 2, 32, "aot_eager"),
+}
 
 
 class Way(NamedTuple):
@@ -91,11 +95,16 @@ class Step(NamedTuple):
     outcome: str
 
 
-def bench(root: Path) -> list[Step]:
-    """All steps after the warm-up, of as many ways and rounds as fit into LIMIT_S."""
+def bench(root: Path, model: str | None = None) -> list[Step]:
+    """All steps after the warm-up, of as many ways and rounds as fit into LIMIT_S.
+
+    Raises UserError for another model than a setup's.
+    """
     device = "cuda" if torch.cuda.device_count() else "cpu"  # does not initialise CUDA: the rank is forked
     setup, config = SETUPS[device], Config(root)
-    spec = config.model(setup.model).model_copy(update={"seq_len": setup.seq_len})
+    if model not in (None, *setup.models):
+        raise UserError(f"'{model}' on this device ({device})", where="--model", allowed=setup.models)
+    spec = config.model(model or setup.models[0]).model_copy(update={"seq_len": setup.seq_len})
     tokens = setup.sequences * setup.seq_len
     peak = peak_of(on_ranks(1, torch.cuda.get_device_name)[0], config) if device == "cuda" else None
     flops = model_flops_per_token(spec, setup.seq_len) * tokens

@@ -10,6 +10,7 @@ from lowband.spec.benchmarks import BENCHMARKS, Benchmark, Measured, Part
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "root": {"type": root, "default": Path()},
+    "model": {"help": "on a GPU gpt-1.3b (default) or gpt-2.7b"},
     "forward": {"type": positive, "default": 0.2, "help": "seconds of a forward (default: 0.2)"},
     "steps": {"type": at_least_one, "default": 400, "help": "of each model (default: 400)"},
     "send": {

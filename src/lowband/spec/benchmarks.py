@@ -123,7 +123,7 @@ BENCHMARKS = {
     "mfu": Benchmark(
         help="time steps of a whole GPT, and the share of a GPU's peak",
         more="The bare module, ours and FSDP2's, each alone, twice. Takes two minutes.",
-        parts=(Part(("mfu",), "bench.mfu:bench"),),
+        parts=(Part(("mfu",), "bench.mfu:bench", ("root", "model")),),
         shows={
             "mfu": Medians(
                 ("engine", "blocks", "loss_chunks", "optimizer", "reshard", "round"),

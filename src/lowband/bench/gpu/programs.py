@@ -47,7 +47,11 @@ def items(out: Path, device_type: str, families: list[str]) -> Iterator[Item]:
             "steps", "steps", out, [(*_PYTHON, "lowband", "bench-compile", "--out", str(out / "compile"))]
         )
     if "mfu" in families:
-        yield _item("mfu", "mfu", out, [(*_PYTHON, "lowband", "bench-mfu", "--out", str(out / "mfu"))])
+        from lowband.bench.mfu import SETUPS
+
+        for model in SETUPS[device_type].models:
+            bench = (*_PYTHON, "lowband", "bench-mfu", "--model", model, "--out", str(out / "mfu" / model))
+            yield _item(f"mfu {model}", "mfu", out, [bench])
     if RUNS in families:
         yield from _runs(out)
 

@@ -112,11 +112,19 @@ def _write(folder: Folder, cut: Collection[str], to: Path, root: Path) -> None:
         for path in (folder.path / "compile").iterdir():
             shutil.copyfile(path, steps / path.name)
     if "mfu" in families:
-        shutil.copyfile(folder.path / "mfu" / "mfu.csv", to / "mfu.csv")
+        _write_shares([_rows(path) for path in sorted(folder.path.glob("mfu/*/mfu.csv"))], to / "mfu.csv")
     runs = [folder.path / "runs" / name for name, entry in folder.entries.items() if entry.family == RUNS]
     for suite in SUITES:
         if found_runs := [run for run in runs if RunSpec.read_json(run / "spec.json").suite == suite]:
             _write_runs(found_runs, to.with_name(to.name + suite.removeprefix(RUNS)))
+
+
+def _write_shares(found: Sequence[pd.DataFrame], to: Path) -> None:
+    """The steps of each model, in place of those of the same one."""
+    models = {model for rows in found for model in rows["model"]}
+    shipped = [_rows(to)] if to.exists() else []
+    rows = pd.concat([*(rows[~rows["model"].isin(models)] for rows in shipped), *found])
+    write_whole(to, rows.sort_values("model", kind="stable").to_csv(index=False, lineterminator="\n"))
 
 
 def _write_reports(reports: Sequence[Path], to: Path) -> None:
