@@ -73,7 +73,8 @@ VECTORS: dict[str, tuple[str, ...]] = {
         "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 16 --products mxfp8 --attention plain "
         "--dropout --no-sequence-parallel --reduce-dtype fp32 --recompute-layers 1 --optimizer muon "
         "--operations single",
-        "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 64 --groups 32",
+        "--cluster dgx-h100 --model gpt-200k --scheme zero3 --gpus 64 --groups 32 --tokens 1e9 "
+        "--hours-between-failures 5e4 --restart-minutes 10 --checkpoint-seconds 30",
     ),
     "plan": (
         f"{JOB} --gpus 16 --global-batch 64 --micro-batch 1 --recompute none --tp 1 --pp 1 --exact --json "

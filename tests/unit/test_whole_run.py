@@ -104,6 +104,32 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert f"--tokens is without {other[0]}" in capsys.readouterr().err
 
 
+def test_a_prediction_says_it_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the plan's first row does of the same job."""
+    monkeypatch.chdir(ROOT)
+    job = ["--cluster", "dgx-a100", "--model", "llama-7b", "--gpus", "64"]
+    given = ["--tokens", "1e12", "--hours-between-failures", "50700", "--checkpoint-seconds", "30"]
+    point = ["predict", *job, "--scheme", "zero3", "--micro-batch", "4", "--recompute", "none"]
+    step = printed_by(capsys, *point)
+    out = printed_by(capsys, *point, *given)
+    workload = replace(JOB, recompute="none")
+    conditions = Conditions(1e12, 50_700 * HOUR_S, 0.0, 30.0)
+    expected = lines(whole_run(workload, predict(workload), conditions), conditions)
+    assert out.splitlines() == [*step.splitlines(), "", *expected]
+    for wrong, message in (
+        ([*given, "--json"], "--tokens is without --json and --csv"),
+        ([*given, "--micro-batch", "1", "2"], "--tokens is of one job, and these are 2"),
+        (given[2:4], "--hours-between-failures is for a run of --tokens"),
+        (given[:4], "--hours-between-failures is not alone"),
+        ([*given[:2], "--hours-between-failures", "0.1", *given[4:]], "more is lost than done"),
+    ):
+        assert main([*point, *wrong]) == 2
+        printed = capsys.readouterr()
+        assert message in printed.err and printed.out == ""
+
+
 def test_what_cannot_end_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, name, plan_others, positive
+from lowband.commands import add_verb, at_least_one, name, plan_others, positive, whole_run
 from lowband.commands.predict import (
     LAYERS,
     RECOMPUTE,
@@ -28,8 +28,6 @@ from lowband.spec.step import Route
 if TYPE_CHECKING:
     from lowband.cost.lora import Lora
     from lowband.cost.tiers import Beyond
-    from lowband.predict.search.candidates import Candidate
-    from lowband.predict.whole import Conditions
     from lowband.spec.axes import Ways
     from lowband.spec.config import Config
     from lowband.spec.model import ModelSpec
@@ -77,22 +75,7 @@ def add(commands: Any) -> None:
         "--largest", metavar="SCHEME", nargs="?", const="zero3",
         help="the largest model of this one's family that fits, its states on device, host, disk",
     )  # fmt: skip
-    plan.add_argument(
-        "--tokens",
-        type=positive,
-        metavar="N",
-        help="of a whole run: days, GPU-hours, energy of the first row",
-    )
-    plan.add_argument(
-        "--hours-between-failures", type=positive, metavar="H",
-        help="of one rank, the mean (Llama 3: 50,700); with --tokens",
-    )  # fmt: skip
-    plan.add_argument(
-        "--restart-minutes", type=positive, metavar="M", help="after a failure, until training goes on"
-    )
-    plan.add_argument(
-        "--checkpoint-seconds", type=positive, metavar="S", help="for which training waits for a checkpoint"
-    )
+    whole_run.add(plan, "the first row")
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array: a row per placement, fastest first")
     form.add_argument("--csv", action="store_true", help="the same rows")
@@ -142,7 +125,7 @@ def _search(options: argparse.Namespace) -> None:
     from lowband.predict.show import plan_files, plan_options, plan_text
     from lowband.spec.config import Config
 
-    conditions = _conditions(options)
+    conditions = whole_run.conditions(options, plan_others.given(options, "largest", "lengths", "outer_gbps"))
     config = Config(options.root)
     machine, stack = setting(config, options.cluster, options.stack)
     model = config.given_model(options.model)
@@ -181,7 +164,7 @@ def _search(options: argparse.Namespace) -> None:
         chooses=options.tier_share is None and options.tier_stride is None, groups=groups,
     )  # fmt: skip
     told: list[str] = []
-    whole = [] if conditions is None else _whole_run(chosen(found)[0], conditions)
+    whole = [] if conditions is None else whole_run.lines(chosen(found)[0].job, conditions)
     written: list[Path] = []
     if options.write and own:
         written = plan_files.write(chosen(found)[0], options.write, config)
@@ -252,32 +235,3 @@ def _placed(options: argparse.Namespace) -> "tuple[Beyond | None, Lora | None]":
         options.recompute = options.recompute or [each for each in RECOMPUTE if each != "op"]
         options.software = options.software or [ANY]
     return beyond, adapters
-
-
-def _conditions(options: argparse.Namespace) -> "Conditions | None":
-    """Of a whole run, if it is asked for."""
-    from lowband.predict.whole import HOUR_S, Conditions
-
-    names = ("hours_between_failures", "checkpoint_seconds", "restart_minutes")
-    hours, seconds, minutes = (getattr(options, name) for name in names)
-    given = plan_others.given(options, *names)
-    if options.tokens is None:
-        if given:
-            raise UserError(f"{given[0]} is for a run of --tokens")
-        return None
-    if options.json or options.csv:
-        raise UserError("--tokens is without --json and --csv")
-    if elsewhere := plan_others.given(options, "largest", "lengths", "outer_gbps"):
-        raise UserError(f"--tokens is without {elsewhere[0]}")
-    if given and (hours is None or seconds is None):
-        needed = "--hours-between-failures with --checkpoint-seconds, and --restart-minutes or not"
-        raise UserError(f"{given[0]} is not alone", allowed=needed)
-    return Conditions(options.tokens, hours and hours * HOUR_S, 60 * (minutes or 0.0), seconds or 0.0)
-
-
-def _whole_run(best: "Candidate", given: "Conditions") -> list[str]:
-    from lowband.predict.prediction import predict
-    from lowband.predict.show.whole_text import lines
-    from lowband.predict.whole import whole_run
-
-    return ["", *lines(whole_run(best.job, predict(best.job), given), given)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowband.commands import add_verb, at_least_one, at_least_zero, positive, root
+from lowband.commands import add_verb, at_least_one, at_least_zero, positive, root, whole_run
 from lowband.errors import UserError
 from lowband.spec.step import (
     Attention,
@@ -75,6 +75,7 @@ def add(commands: Any) -> None:
         "--groups", type=at_least_one, metavar="N",
         help="shard over groups of N ranks, of several nodes, what a scheme shards over all (HSDP)",
     )  # fmt: skip
+    whole_run.add(predict, "the job")
     predict.add_argument("--strict", action="store_true", help="exit code 1 if any point does not fit")
     out = predict.add_mutually_exclusive_group()
     out.add_argument("--json", action="store_true", help="an object; an array for a grid")
@@ -265,13 +266,17 @@ def _predict(options: argparse.Namespace) -> int:
     from lowband.predict.show.point_text import text
     from lowband.predict.show.record import flat
 
-    records = _grid(options).records()
+    conditions, grid = whole_run.conditions(options), _grid(options)
+    records = grid.records()
+    if conditions is not None and len(records) > 1:
+        raise UserError(f"--tokens is of one job, and these are {len(records)}", allowed="one value each")
+    whole = [] if conditions is None else whole_run.lines(next(grid.jobs()), conditions)
     if options.json:
         print(json.dumps(records[0] if len(records) == 1 else records, indent=2))
     elif options.csv:
         print_csv([flat(record) for record in records])
     else:
-        print(text(records[0]) if len(records) == 1 else table(records))
+        print("\n".join([text(records[0]) if len(records) == 1 else table(records), *whole]))
     short = [record["fits"] is False for record in records]
     return int(any(short) if options.strict else all(short))
 
