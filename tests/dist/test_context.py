@@ -12,6 +12,7 @@ from lowband.errors import UserError
 from lowband.run.on_ranks import on_ranks
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import Levels
+from lowband.spec.model import AttentionKernel
 from tests.pairwise import covering
 
 B, E = 2, 8
@@ -47,17 +48,21 @@ def _errors(
     heads: tuple[int, int] = (8, 8),
     dtype: torch.dtype = torch.float64,
     causal: bool = True,
-    packed: bool = False,
+    packed: bool | str = False,
     inside_out: bool = False,
+    kernel: AttentionKernel = "sdpa",
 ) -> tuple[float, dict[str, float]]:
     """The largest relative error of outputs and gradients; bytes by row.
 
+    packed:     documents; "apart": whose tokens lie in several places
     inside_out: neighbours in a head's dimension are not neighbours in memory
     """
     inner, ranks, ways = case
     context = lowband.Context(_topology(tuple(inner.items()), ranks), ways, zigzag)
     *qkv, g = _whole(*heads, tokens, dtype)
-    documents = torch.randint(3, (B, tokens)).sort(dim=1).values if packed else None
+    documents = torch.randint(3, (B, tokens)) if packed else None
+    if documents is not None and packed != "apart":
+        documents = documents.sort(dim=1).values
     theirs = [x.clone().requires_grad_() for x in qkv]
     expected = _expected(*theirs, causal, documents)
     expected.backward(g)
@@ -66,7 +71,7 @@ def _errors(
         mine = [x.mT.contiguous().mT for x in mine]
     mine = [x.requires_grad_() for x in mine]
     own = None if documents is None else context.split(documents, fill=-1)
-    found = context.attention(*mine, causal=causal, documents=own, tokens=tokens)
+    found = context.attention(*mine, causal=causal, documents=own, tokens=tokens, kernel=kernel)
     found.backward(context.split(g, 2))
     real = (context.positions(tokens) < tokens).unsqueeze(1)
     pairs = [(found, expected), *((a.grad, b.grad) for a, b in zip(mine, theirs, strict=True))]

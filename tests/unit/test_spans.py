@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowband.errors import UserError
-from lowband.kernels.spans import bounded, spans
+from lowband.kernels.spans import bounded, numbered, of_documents, spans
 
 
 def seen(
@@ -46,6 +46,21 @@ def test_each_sequence_has_documents_of_its_own() -> None:
     both = spans([[3, 4], [6, 1]])
     for i, lengths in enumerate(([3, 4], [6, 1])):
         assert torch.equal(both.mask()[i], spans([lengths]).mask()[0])
+
+
+def test_documents_by_their_numbers() -> None:
+    """Of parts of a sequence, such as a rank's queries and the keys that came to it."""
+    documents = torch.tensor([[7, 7, 7, 2, 9, 9], [4, 4, 4, 4, 4, -1]])
+    numbers = numbered(documents)
+    assert numbers is not None and numbers.tolist() == [[0, 0, 0, 1, 2, 2], [0, 0, 0, 0, 0, 1]]
+    assert numbered(torch.tensor([[7, 2, 7], [1, 1, 1]])) is None
+    whole = of_documents(numbers, numbers, is_causal=True)
+    assert [torch.equal(a, b) for a, b in zip(whole, spans([[3, 1, 2], [5, 1, 0]]), strict=True)] == [
+        True
+    ] * 2
+    part = of_documents(numbers[:, 3:], numbers[:, [0, 1, 4, 5]], is_causal=False)
+    expected = documents[:, 3:, None] == documents[:, None, [0, 1, 4, 5]]
+    assert torch.equal(part.mask(), expected)
 
 
 def test_lengths_that_do_not_belong_together_are_refused() -> None:

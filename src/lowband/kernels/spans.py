@@ -84,6 +84,30 @@ def bounded(first: torch.Tensor, end: torch.Tensor, keys: int) -> Spans:
             "queries whose keys are no spans, or whose spans move back", where="spans",
             allowed=f"0 <= first <= end <= {keys}, and neither lower than the query's before",
         )  # fmt: skip
+    return _both_ways(ends, keys)
+
+
+def of_documents(queries: torch.Tensor, keys: torch.Tensor, is_causal: bool) -> Spans:
+    """Each query sees its document's keys; with is_causal, where both are the same tokens, up to its own.
+
+    queries, keys: [B, Tq] and [B, Tk], as `numbered` numbers documents; of parts of a sequence, in its order
+    """
+    keys, queries = keys.contiguous(), queries.contiguous()
+    first, end = (torch.searchsorted(keys, queries, right=right) for right in (False, True))
+    if is_causal:
+        end = torch.minimum(end, torch.arange(1, keys.shape[1] + 1, device=keys.device))
+    return _both_ways(torch.stack([first, end], dim=1).int(), keys.shape[1])
+
+
+def numbered(documents: torch.Tensor) -> torch.Tensor | None:
+    """Documents [B, T] by the order in which they follow each other; None if one is in several places."""
+    begins = documents.diff(dim=1, prepend=documents[:, :1]) != 0
+    different = documents.sort(dim=1).values.diff(dim=1) != 0
+    return begins.cumsum(1) if torch.equal(begins.sum(1), different.sum(1)) else None
+
+
+def _both_ways(ends: torch.Tensor, keys: int) -> Spans:
+    """From the spans of queries, [B, 2, Tq] int32, those of keys."""
     every = torch.arange(keys, dtype=torch.int32, device=ends.device).expand(len(ends), -1).contiguous()
     # Those from the first whose end is after the key, to the last whose first is not after it.
     seeing = [torch.searchsorted(side.contiguous(), every, right=True) for side in (ends[:, 1], ends[:, 0])]

@@ -3,8 +3,8 @@
 How blocks are merged, and that the gradients of a block follow from the merged output and logsumexp:
 kernels.flash_attention, whose formulas these are.
 
-Our kernel and torch's flash operator for CPUs compute so. With a mask, and with torch's on other devices,
-these are plain products: there a block's scores are in memory.
+Our kernel, also with documents in a row, and torch's flash operator for CPUs compute so. With a mask, and
+with torch's on other devices, these are plain products: there a block's scores are in memory.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lowband.kernels import flash_attention
+from lowband.kernels.spans import Spans
 from lowband.spec.model import AttentionKernel
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -25,10 +26,12 @@ class Seen(NamedTuple):
 
     triangle: query i sees the keys up to i; there are as many of both
     mask:     [B, queries, keys] bool, or None; only keys that it marks
+    spans:    for our kernel alone, instead of both
     """
 
     triangle: bool
     mask: torch.Tensor | None = None
+    spans: Spans | None = None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -55,7 +58,7 @@ def forward(
     q: [B, H, Tq, D]; k, v: [B, G, Tk, D], where H is a multiple of G
     """
     if seen.mask is None and kernel == "flash2":
-        return flash_attention.attention_with_logsumexp(q, k, v, seen.triangle, scale)
+        return flash_attention.attention_with_logsumexp(q, k, v, seen.triangle, scale, seen.spans)
     if seen.mask is None and q.device.type == "cpu":
         o, lse = _flash(q, k, v, 0.0, seen.triangle, scale=scale)
         return o, lse
@@ -77,7 +80,7 @@ def backward(
     merged: output and logsumexp of the queries over all blocks
     """
     if seen.mask is None and kernel == "flash2":
-        return flash_attention.gradients(grad, *qkv, *merged, seen.triangle, scale)
+        return flash_attention.gradients(grad, *qkv, *merged, seen.triangle, scale, seen.spans)
     if seen.mask is None and grad.device.type == "cpu":
         found = _flash_backward(grad, *qkv, *merged, 0.0, seen.triangle, scale=scale)
         return found[0], found[1], found[2]

@@ -15,6 +15,7 @@ import torch
 
 from lowband.engine.collectives.context import ContextExchanges, Passing
 from lowband.engine.parallel.attend import Seen, backward, forward, in_own_dtypes, wide
+from lowband.kernels.spans import of_documents
 from lowband.spec.activations import (
     CONTEXT_GATHER,
     CONTEXT_GATHER_AGAIN,
@@ -31,12 +32,16 @@ NAME = "attention"
 
 @dataclass(frozen=True)
 class What:
-    """causal, kernel: see Context.attention; documents: [B, tokens of the sequence], or None"""
+    """causal, kernel: see Context.attention; documents: [B, tokens of the sequence], or None
+
+    in_a_row: documents are numbered by their order, and our kernel computes: spans say what a query sees
+    """
 
     exchanges: ContextExchanges
     causal: bool
     scale: float
     documents: torch.Tensor | None
+    in_a_row: bool
     kernel: AttentionKernel
 
 
@@ -143,24 +148,29 @@ class _Walk:
         parts = range(source * self.gather, (source + 1) * self.gather)
         there = [run for part in parts for run in self._layout.runs(part, length)]
         columns = [(run, slice(at, at + run[1] - run[0])) for run, at in _places(there)]
+        if self._what.in_a_row:  # spans are of keys in the sequence's order
+            columns = sorted(columns, key=lambda column: column[0])
         if not self._what.causal:
             everything = [each for _, each in columns]
             for run, rows in here:
-                yield rows, everything, Seen(False, self._mask(run, there))
+                yield rows, everything, self._seen(run, [each for each, _ in columns], False)
             return
         for run, rows in here:
             for before in ([each for each in columns if each[0] == run], [c for c in columns if c[0] < run]):
                 if before:
                     seen = [each for each, _ in before]
-                    yield rows, [each for _, each in before], Seen(seen == [run], self._mask(run, seen))
+                    yield rows, [each for _, each in before], self._seen(run, seen, seen == [run])
 
-    def _mask(self, rows: tuple[int, int], columns: list[tuple[int, int]]) -> torch.Tensor | None:
-        """[B, rows, columns], whether they are of one document."""
+    def _seen(self, rows: tuple[int, int], columns: list[tuple[int, int]], triangle: bool) -> Seen:
+        """Of these columns: of the query's document, if there are any; in a triangle up to its own."""
         documents = self._what.documents
         if documents is None:
-            return None
+            return Seen(triangle)
+        mine = documents[:, slice(*rows)]
         theirs = torch.cat([documents[:, slice(*run)] for run in columns], dim=1)
-        return documents[:, slice(*rows)].unsqueeze(2) == theirs.unsqueeze(1)
+        if self._what.in_a_row:
+            return Seen(False, spans=of_documents(mine, theirs, triangle))
+        return Seen(triangle, mine.unsqueeze(2) == theirs.unsqueeze(1))
 
 
 def _places(runs: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int]]:

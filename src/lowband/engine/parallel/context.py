@@ -25,6 +25,7 @@ from lowband.engine.transport.consistency import check_same, is_alone
 from lowband.engine.transport.ledger import Ledger
 from lowband.engine.transport.topology import Topology
 from lowband.errors import UserError
+from lowband.kernels.spans import numbered
 from lowband.spec.activations import CONTEXT_DOCUMENTS, CONTEXT_HEADS, CONTEXT_HEADS_GRAD, TOKENS_COUNT
 from lowband.spec.context import Layout, ways_of
 from lowband.spec.mesh import WORLD
@@ -180,8 +181,8 @@ class Context:
         documents: [B, T] int64 of these tokens: each attends to its own document alone
         tokens:    of the whole sequence, before it was split; only needed where no mask hides those added
                    at its end: without causal and documents
-        kernel:    sdpa: torch's; flash2: ours in Triton, for a GPU. With sdpa on a GPU, and with documents,
-                   the scores of a block are in memory
+        kernel:    sdpa: torch's; flash2: ours in Triton, for a GPU. With sdpa on a GPU, with documents under
+                   sdpa, and with those that lie in several places, the scores of a block are in memory
         Raises UserError for shapes that do not fit, for heads that cannot be divided, for a kernel that
         cannot run here, and for the way `state`.
         """
@@ -199,7 +200,10 @@ class Context:
             q, k, v = (_Swapped.apply(x, 1, 2, self._exchanges) for x in (q, k, v))
         scale = 1 / math.sqrt(D) if scale is None else scale  # as torch does, to the bit
         q = q if q.stride(-1) == 1 else q.contiguous()  # torch's kernel of a CPU does not look at it
-        out = Blocks.apply(q, k, v, What(self._exchanges, causal, scale, documents, kernel))
+        in_a_row = numbered(documents) if kernel == "flash2" and documents is not None else None
+        documents = documents if in_a_row is None else in_a_row
+        what = What(self._exchanges, causal, scale, documents, in_a_row is not None, kernel)
+        out = Blocks.apply(q, k, v, what)
         return self._left_out.attended(_Swapped.apply(out, 2, 1, self._exchanges) if heads > 1 else out)
 
     def linear_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
