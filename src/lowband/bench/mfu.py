@@ -29,6 +29,7 @@ from lowband.errors import UserError
 from lowband.model.gpt import GPT, Block
 from lowband.run.clock import peak_memory_bytes, reset_peak_memory
 from lowband.run.on_ranks import on_ranks
+from lowband.spec.benchmarks import GPU_MODELS
 from lowband.spec.config import Config
 from lowband.spec.model import ModelSpec
 from lowband.spec.scheme import Scheme
@@ -49,7 +50,7 @@ class Setup(NamedTuple):
 
 
 SETUPS = {
-    "cuda": Setup(("gpt-1.3b", "gpt-2.7b"), 8, 2048, "inductor"),
+    "cuda": Setup(GPU_MODELS, 8, 2048, "inductor"),
     "cpu": Setup(("gpt-200k",), 2, 32, "aot_eager"),
 }
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lowband.commands import add_verb, at_least_one, function_of, positive, root, write_environment
-from lowband.spec.benchmarks import BENCHMARKS, Benchmark, Measured, Part
+from lowband.spec.benchmarks import BENCHMARKS, GPU_MODELS, Benchmark, Measured, Part
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "root": {"type": root, "default": Path()},
-    "model": {"help": "on a GPU gpt-1.3b (default) or gpt-2.7b"},
+    "model": {"help": f"on a GPU one of {', '.join(GPU_MODELS)} (default: the first)"},
     "forward": {"type": positive, "default": 0.2, "help": "seconds of a forward (default: 0.2)"},
     "steps": {"type": at_least_one, "default": 400, "help": "of each model (default: 400)"},
     "send": {

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from lowband.spec.machine import Machine  # needs pydantic; `bench-kernel` works without it
 
 
+GPU_MODELS = ("gpt-1.3b", "gpt-2.7b")  # whose steps bench-mfu times on a GPU; the first is the default
+
+
 class Measured(NamedTuple):
     """What a part returns that describes its machine itself.
 

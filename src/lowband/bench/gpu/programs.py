@@ -16,6 +16,7 @@ from typing import Any
 
 from lowband.bench.gpu.families import FAMILIES, ROOT
 from lowband.bench.gpu.queue import Item
+from lowband.spec.benchmarks import GPU_MODELS
 
 LOG = "log.txt"
 RUNS, SUITES = "one-gpu", ("one-gpu-host", "one-gpu")  # a family, and the suites whose runs it has
@@ -47,9 +48,7 @@ def items(out: Path, device_type: str, families: list[str]) -> Iterator[Item]:
             "steps", "steps", out, [(*_PYTHON, "lowband", "bench-compile", "--out", str(out / "compile"))]
         )
     if "mfu" in families:
-        from lowband.bench.mfu import SETUPS
-
-        for model in SETUPS[device_type].models:
+        for model in GPU_MODELS:
             bench = (*_PYTHON, "lowband", "bench-mfu", "--model", model, "--out", str(out / "mfu" / model))
             yield _item(f"mfu {model}", "mfu", out, [bench])
     if RUNS in families:
