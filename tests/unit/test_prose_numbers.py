@@ -1,4 +1,4 @@
-"""Numbers in sentences of five documents (benchmarks to reliability) against their files."""
+"""Numbers in sentences of six documents (benchmarks to reliability) against their files."""
 
 import json
 import shutil
@@ -11,10 +11,10 @@ from texts import Text
 from lowband.cost.numbers import GIB
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.figures import own_figures
-from lowband.evidence.tables.derived import peers
+from lowband.evidence.tables.derived import peers, quantized_hops
 from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN
-from lowband.spec.csv_tables import read_table
+from lowband.spec.csv_tables import read_benchmark, read_table
 from lowband.spec.plain_data import read_yaml
 from tests.all.parts import CAMPAIGNS
 from tests.called import called
@@ -22,7 +22,7 @@ from tests.checkout import CONFIG, REFERENCE, ROOT
 
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
 RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
-RELIABILITY = Text("docs/reliability.md")
+RELIABILITY, KERNELS = Text("docs/reliability.md"), Text("docs/kernels.md")
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -286,6 +286,27 @@ def test_what_is_said_of_other_readings() -> None:
     assert sent["hier3", 1] > sent["zeropp", 1]
     assert sent["hier3", 1] == sent["hier3", 4] < sent["zeropp", 2]
     assert sent["hier3, INT8 update", 4] == sent["hier3, INT8 update", 1] == sent["zeropp", 1]
+
+
+def test_kernels_beside_links() -> None:
+    hops = quantized_hops.build(pd.concat(map(read_benchmark, sorted(REFERENCE.glob("*/kernels.csv")))))
+
+    def said(level: str, wire: str, column: str, digits: int) -> str:
+        of = hops[(hops["level"] == level) & (hops["wire"] == wire)][column]
+        return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (of.min(), of.max())))
+
+    assert set(hops[hops["level"] == "world"]["link_bytes_per_s"]) == {50e9}
+    outside, inside = (
+        [said(level, wire, column, digits) for column, digits in columns for wire in ("int8", "int4")]
+        for level, columns in (
+            ("world", (("over_wire", 2), ("gain", 1))), ("node", (("over_wire", 2), ("gain", 2))),
+        )
+    )  # fmt: skip
+    KERNELS.says(
+        f"its kernels take {outside[0]} of the messages' time with INT8 blocks and {outside[1]} with INT4; "
+        f"the hop is {outside[2]} and {outside[3]} times as fast as in 16 bits. Over NVLink they take "
+        f"{inside[0]} and {inside[1]} of it, and the hop is {inside[2]} and {inside[3]} times as fast."
+    )
 
 
 def test_links_as_published() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.tables.build import source_paths
-from lowband.evidence.tables.derived import attention, kernel_rates, training_speed
+from lowband.evidence.tables.derived import attention, kernel_rates, quantized_hops, training_speed
 from lowband.spec.csv_tables import read_table
 from tests.checkout import ROOT
 
@@ -122,6 +122,39 @@ def test_a_rate_is_over_that_of_the_copy_nearest_in_bytes() -> None:
     assert table.to_dict() == pytest.approx(
         {("a", 2e6): 2e6 / 1e9, ("a", 9e8): 9e8 / 1e10, ("b", 2e6): 2e6 / 1e9, ("b", 9e8): 9e8 / 1e9}
     )
+
+
+def test_a_hop_in_blocks_by_hand() -> None:
+    """4 ranks on an H100: 4 messages encoded, 3 sent; the other rows are of no machine, size or outcome."""
+
+    def row(operation: str, seconds: float, **other: object) -> dict[str, object]:
+        return {
+            "part": "block_quant", "operation": operation, "implementation": "triton", "columns": 2**26,
+            "partners": 4, "device": "NVIDIA H100 80GB HBM3", "outcome": "ok", "commit": "c",
+            "time_s": seconds,
+        } | other  # fmt: skip
+
+    both = [row("encode int4", 1e-4), row("sum_encode int4", 2e-4), row("encode int8", 1.0)]
+    others = [
+        {**each, **other}
+        for each in both[:2]
+        for other in (
+            {"device": "NVIDIA H100 PCIe"},
+            {"columns": 2**22, "time_s": 1},
+            {"implementation": "torch"},
+        )
+    ]
+    failed = row("sum_encode int8", np.nan, outcome="error")
+    table = quantized_hops.build(pd.DataFrame([*both, *others, failed]))
+    assert set(table["wire"]) == {"int4"} and "cuda" not in set(table["cluster"])
+    node, world = table[table["cluster"] == "dgx-h100"].to_dict("records")
+    message = 2**25 + 4 * 2**18  # half a byte a value, a scale for 256
+    for found, rate in ((node, 450e9), (world, 50e9)):
+        wire_s = 3 * message / rate
+        assert found["kernels_s"] == pytest.approx(6e-4)
+        assert (found["wire_s"], found["over_wire"]) == pytest.approx((wire_s, 6e-4 / wire_s))
+        assert found["gain"] == pytest.approx(3 * 2**27 / rate / (6e-4 + wire_s))
+    assert quantized_hops.build(pd.DataFrame()).empty
 
 
 def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:

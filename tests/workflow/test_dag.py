@@ -115,6 +115,7 @@ def test_kernels_measured_on_a_site_are_put_together_as_the_shipped_ones_are(tre
         expected = shipped[(shipped["provenance"] != "measured") | (shipped["device"] == device)]
         assert set(ours.loc[ours["provenance"] == "measured", "device"]) == {device}
         pd.testing.assert_frame_equal(ours, expected.reset_index(drop=True), check_dtype=False)
+    assert set(read_table(measured.parents[1] / "quantized_hops.csv")["device"]) == {device}
     jobs = planned(snakemake(tree, "-n", "kernels", "--config", "suites=[box,default]", "results=new"))
     assert jobs == {
         "kernels_frontier_box": 1,

@@ -8,7 +8,6 @@ bare module computes under autocast, as plain torch does.
 """
 
 import gc
-import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -119,21 +118,11 @@ def bench(root: Path, model: str | None = None) -> list[Step]:
 
 
 def peak_of(gpu: str, config: Config) -> float | None:
-    """FLOP/s in bf16 of a GPU, by the machine files: its name has the first word of theirs (H100, MI300X),
-    and no other memory.
-
-    None of cards of another form and of parts of a GPU, which are slower: the files are of whole modules.
-    """
-    words = set(re.split(r"[^A-Z0-9]+", gpu.upper()))
-    if words & {"PCIE", "NVL", "MIG"}:
-        return None
-    memory = {word for word in words if re.fullmatch(r"\d+GB", word)}
+    """FLOP/s in bf16 of a GPU, by the machine files; None if none is of such a device."""
     for cluster in config.clusters:
-        of = config.machine(cluster).device
-        chip, *rest = re.split(r"[^A-Z0-9]+", of.name.upper())
-        is_chip = chip in words and any(letter.isdigit() for letter in chip)
-        if is_chip and memory <= set(rest) and "bf16" in of.peak_tflops:
-            return of.peak_tflops["bf16"] * 1e12
+        device = config.machine(cluster).device
+        if device.is_of(gpu) and "bf16" in device.peak_tflops:
+            return device.peak_tflops["bf16"] * 1e12
     return None
 
 

@@ -213,7 +213,9 @@ class Kernels:
     minutes: int
 
 
-ON_GPUS = Kernels("bench-kernel", ("kernels",), ("attention", "training_speed", "kernel_rates"), 10)
+ON_GPUS = Kernels(
+    "bench-kernel", ("kernels",), ("attention", "training_speed", "kernel_rates", "quantized_hops"), 10
+)
 ON_CPUS = Kernels("bench-softmax", ("softmax_times", "softmax_setup"), ("softmax",), 10)
 
 

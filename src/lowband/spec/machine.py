@@ -1,5 +1,6 @@
 """A machine's hardware as data: levels, links, device, storage. Software is a stack (spec/stack.py)."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -70,6 +71,10 @@ class Power(Strict):
         return self.peak_watts.source + idle
 
 
+def _words(name: str) -> list[str]:
+    return re.split(r"[^A-Z0-9]+", name.upper())
+
+
 class Device(Strict):
     """The device that one rank runs on."""
 
@@ -97,6 +102,15 @@ class Device(Strict):
         default=None, description="memory that the runtime itself uses; none: 0"
     )
     power: Power | None = Field(default=None, description="none: not known")
+
+    def is_of(self, gpu: str) -> bool:
+        """Whether a GPU that gives this name is such a device: it has its first word (H100, MI300X), and no
+        other memory. Not one of another form (PCIe, NVL) or a part of a GPU, which are slower.
+        """
+        words, (chip, *rest) = _words(gpu), _words(self.name)
+        memory = {word for word in words if re.fullmatch(r"\d+GB", word)}
+        is_chip = chip in words and any(letter.isdigit() for letter in chip)
+        return is_chip and memory <= set(rest) and not {"PCIE", "NVL", "MIG"} & set(words)
 
     _divide = field_validator(
         "memory_gigabytes_per_s", "memory_efficiency", "matmul_efficiency", "attention_efficiency"

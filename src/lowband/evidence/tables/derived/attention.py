@@ -2,14 +2,14 @@
 
 One row per device, method, direction, head size, mask and length. FLOPs as the paper counts them: 4 T^2 D per
 head forward, 2.5 times that backward, half with causal masking. fwd+bwd: FLOPs of both over the time of both.
-over_flash: measured TFLOPS over those of torch's build of FlashAttention-2 in the same run
+over_flash, over_cudnn: TFLOPS over those of torch's build of FlashAttention-2, and of cuDNN, in the same run
 """
 
 import pandas as pd
 
 CASE = ["device", "method", "head_dim", "is_causal", "seq_len"]
-COLUMNS = ["provenance", *CASE, "direction", "tflops", "over_flash", "outcome"]
-FLASH = "torch flash"
+COLUMNS = ["provenance", *CASE, "direction", "tflops", "over_flash", "over_cudnn", "outcome"]
+PEERS = {"over_flash": "torch flash", "over_cudnn": "torch cudnn"}
 _NAMES = {"triton": "lowband flash2"}
 _DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
 
@@ -18,9 +18,10 @@ def build(measured: pd.DataFrame, reported: pd.DataFrame) -> pd.DataFrame:
     """measured: rows of results/reference/*/kernels.csv, if there are any; reported: the paper's."""
     df = pd.concat([_reported(reported), *_measured(measured)], ignore_index=True)
     point = ["device", "head_dim", "is_causal", "seq_len", "direction"]
-    flash = df[df["method"] == FLASH].set_index(point)["tflops"].rename("flash_tflops")
-    df = df.join(flash, on=point)
-    return df.assign(over_flash=df["tflops"] / df["flash_tflops"])[COLUMNS]
+    for name, method in PEERS.items():
+        peer = df[df["method"] == method].set_index(point)["tflops"].rename("peers_tflops")
+        df[name] = df["tflops"] / df.join(peer, on=point)["peers_tflops"]
+    return df[COLUMNS]
 
 
 def _reported(df: pd.DataFrame) -> pd.DataFrame:
