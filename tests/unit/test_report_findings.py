@@ -65,10 +65,10 @@ def test_what_holds_without_conditions() -> None:
     assert read_facts(ROOT)["volume"] == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_attained_rates_have_the_ratios_within_ten_percent() -> None:
+def test_at_the_attained_rates_no_ratio_is_far_off_and_not_all_are_right() -> None:
     facts = read_facts(ROOT)
     assert facts["attained_ranks"] == 32
-    assert WITHIN < facts["attained_off"] / 100 < 2 * WITHIN
+    assert WITHIN < facts["attained_off"] / 100 < 3 * WITHIN
 
 
 def test_the_order_matters_more_than_the_placement() -> None:
