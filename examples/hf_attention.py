@@ -89,8 +89,9 @@ class Attention:
         if made is None or not made[0].are(given):
             keys = documents(mask, positions, key.shape[2])
             left = None if window is None else window - 1  # Hugging Face counts the query's own key
-            # Queries of a generation are the last of the sequence: without padding, of one document.
-            queries = keys if query.shape[2] == key.shape[2] else [[query.shape[2]]]
+            queries = keys
+            if query.shape[2] != key.shape[2]:  # of a generation: the last tokens of the last document
+                queries = [only_last(lengths, query.shape[2]) for lengths in keys]
             right = left if not is_causal else 0
             seen = spans(queries, keys, is_causal, (left, right)).to(query.device)
             made = self._made[window] = given, seen
@@ -116,6 +117,12 @@ def documents(mask: torch.Tensor | None, positions: torch.Tensor | None, length:
         found.append([end - start for start, end in pairwise(cuts)])
     most = max(map(len, found))
     return [lengths + [0] * (most - len(lengths)) for lengths in found]
+
+
+def only_last(lengths: list[int], tokens: int) -> list[int]:
+    """So many tokens of the last of these documents that has any, none of the others."""
+    last = max(i for i, length in enumerate(lengths) if length)
+    return [tokens if i == last else 0 for i in range(len(lengths))]
 
 
 def register() -> None:

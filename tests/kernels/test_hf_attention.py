@@ -69,6 +69,15 @@ def test_what_the_kernels_do_not_compute_is_refused(
         example["Attention"]()(SimpleNamespace(training=True), q, q, q, None, **given)
 
 
+def test_a_generated_token_sees_its_sequence_without_the_padding(example: dict[str, Any]) -> None:
+    q, k = torch.zeros(2, 2, 1, 32), torch.zeros(2, 2, 5, 32)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
+    seen = example["Attention"]()._spans(q, k, mask, None, None, True)
+    assert torch.equal(seen.mask()[:, 0], mask)
+    seen = example["Attention"]()._spans(q, k, mask, None, 2, True)
+    assert seen.mask()[:, 0].tolist() == [[False, False, False, True, True]] * 2
+
+
 def test_spans_are_made_once_for_the_layers_of_a_batch(example: dict[str, Any]) -> None:
     """And anew where positions were written to in place."""
     attend, q = example["Attention"](), torch.zeros(1, 2, 4, 32)
