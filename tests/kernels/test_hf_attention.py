@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from lowband.errors import UserError
+from lowband.kernels.huggingface import Attention, documents
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_attention.py"
 LINE = r"(\w+): loss ([\d.]+), with lowband's attention ([\d.]+); gradients differ by (\S+)"
@@ -35,13 +35,7 @@ def test_a_model_has_the_losses_and_gradients_of_eager_attention() -> None:
         assert 0 < float(off) < 1e-5
 
 
-@pytest.fixture(scope="module")
-def example() -> dict[str, Any]:
-    return runpy.run_path(str(EXAMPLE))
-
-
-def test_documents_are_where_positions_begin_again_or_padding_does(example: dict[str, Any]) -> None:
-    documents = example["documents"]
+def test_documents_are_where_positions_begin_again_or_padding_does() -> None:
     assert documents(None, None, 7) == documents(None, torch.arange(7)[None], 7) == [[7]]
     assert documents(None, torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6]]), 7) == [
         [3, 2, 2],
@@ -61,26 +55,24 @@ def test_documents_are_where_positions_begin_again_or_padding_does(example: dict
         ({"position_bias": torch.zeros(2)}, "position_bias in attention"),
     ],
 )
-def test_what_the_kernels_do_not_compute_is_refused(
-    example: dict[str, Any], given: dict[str, Any], message: str
-) -> None:
+def test_what_the_kernels_do_not_compute_is_refused(given: dict[str, Any], message: str) -> None:
     q = torch.zeros(1, 2, 4, 32)
     with pytest.raises(UserError, match=message):
-        example["Attention"]()(SimpleNamespace(training=True), q, q, q, None, **given)
+        Attention()(SimpleNamespace(training=True), q, q, q, None, **given)
 
 
-def test_a_generated_token_sees_its_sequence_without_the_padding(example: dict[str, Any]) -> None:
+def test_a_generated_token_sees_its_sequence_without_the_padding() -> None:
     q, k = torch.zeros(2, 2, 1, 32), torch.zeros(2, 2, 5, 32)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
-    seen = example["Attention"]()._spans(q, k, mask, None, None, True)
+    seen = Attention()._spans(q, k, mask, None, None, True)
     assert torch.equal(seen.mask()[:, 0], mask)
-    seen = example["Attention"]()._spans(q, k, mask, None, 2, True)
+    seen = Attention()._spans(q, k, mask, None, 2, True)
     assert seen.mask()[:, 0].tolist() == [[False, False, False, True, True]] * 2
 
 
-def test_spans_are_made_once_for_the_layers_of_a_batch(example: dict[str, Any]) -> None:
+def test_spans_are_made_once_for_the_layers_of_a_batch() -> None:
     """And anew where positions were written to in place."""
-    attend, q = example["Attention"](), torch.zeros(1, 2, 4, 32)
+    attend, q = Attention(), torch.zeros(1, 2, 4, 32)
     positions = torch.tensor([[0, 1, 0, 1]])
     first = attend._spans(q, q, None, positions, None, True)
     assert attend._spans(q, q, None, positions, None, True) is first
