@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lowband.errors import UserError
-from lowband.kernels.huggingface import Attention, documents
+from lowband.kernels.huggingface import Attention, of_documents, of_real_keys
+from lowband.kernels.spans import spans
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_attention.py"
 LINE = r"(\w+): loss ([\d.]+), with lowband's attention ([\d.]+); gradients differ by (\S+)"
@@ -35,16 +36,41 @@ def test_a_model_has_the_losses_and_gradients_of_eager_attention() -> None:
         assert 0 < float(off) < 1e-5
 
 
-def test_documents_are_where_positions_begin_again_or_padding_does() -> None:
-    assert documents(None, None, 7) == documents(None, torch.arange(7)[None], 7) == [[7]]
-    assert documents(None, torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6]]), 7) == [
-        [3, 2, 2],
-        [7, 0, 0],
-    ]
-    padded = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]).bool()
-    assert documents(padded, None, 5) == [[3, 2, 0], [2, 3, 0], [1, 2, 2]]
+def test_documents_are_where_positions_begin_again() -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6]])
+    found = of_documents(positions, 7, 7, True, None)
+    assert [torch.equal(a, b) for a, b in zip(found, spans([[3, 2, 2], [7, 0, 0]]), strict=True)] == [
+        True
+    ] * 2
+    for given in (None, torch.arange(7)[None], torch.arange(5)[None]):
+        assert torch.equal(of_documents(given, 7, 7, True, None).mask(), spans([[7]]).mask())
+    assert of_documents(positions[:, :1], 1, 7, True, 2).mask().tolist() == [[[False] * 4 + [True] * 3]]
+
+
+@pytest.mark.parametrize("queries", [1, 3, 5, 8])
+@pytest.mark.parametrize("near", [None, 0, 2])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_what_is_no_padding_is_seen(queries: int, near: int | None, is_causal: bool) -> None:
+    """By each query, the last of which has the last key; also of another sequence, as a decoder's."""
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+    apart = torch.arange(5) - torch.arange(5 - queries, 5).unsqueeze(1)  # keys after a query's own
+    seen = mask.bool().unsqueeze(1).expand(-1, queries, -1)
+    if near is not None:
+        seen = seen & (apart >= -near) & (apart <= near)
+    if is_causal:
+        seen = seen & (apart <= 0)
+    assert torch.equal(of_real_keys(mask.bool(), queries, is_causal, near).mask(), seen)
+
+
+@pytest.mark.parametrize("row", [[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]])
+def test_padding_between_tokens_is_refused(row: list[int]) -> None:
     with pytest.raises(UserError, match="padding inside a sequence"):
-        documents(torch.tensor([[1, 0, 1, 0]]).bool(), None, 4)
+        of_real_keys(torch.tensor([row]).bool(), 4, True, None)
+
+
+def test_a_mask_of_queries_and_keys_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a mask of shape \[1, 1, 4, 4\] .*allowed: \[B, keys\]"):
+        of_real_keys(torch.zeros(1, 1, 4, 4), 4, True, None)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +87,6 @@ def test_what_the_kernels_do_not_compute_is_refused(given: dict[str, Any], messa
         Attention()(SimpleNamespace(training=True), q, q, q, None, **given)
 
 
-def test_a_generated_token_sees_its_sequence_without_the_padding() -> None:
-    q, k = torch.zeros(2, 2, 1, 32), torch.zeros(2, 2, 5, 32)
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
-    seen = Attention()._spans(q, k, mask, None, None, True)
-    assert torch.equal(seen.mask()[:, 0], mask)
-    seen = Attention()._spans(q, k, mask, None, 2, True)
-    assert seen.mask()[:, 0].tolist() == [[False, False, False, True, True]] * 2
-
-
 def test_spans_are_made_once_for_the_layers_of_a_batch() -> None:
     """And anew where positions were written to in place."""
     attend, q = Attention(), torch.zeros(1, 2, 4, 32)
@@ -82,3 +99,8 @@ def test_spans_are_made_once_for_the_layers_of_a_batch() -> None:
     positions[0, 2:] += 2
     assert attend._spans(q, q, None, positions, None, True).mask().sum() == 10
     assert attend._spans(q, q, None, positions, None, False).mask().all()
+    with torch.inference_mode():  # where torch counts no writes
+        positions = torch.tensor([[0, 1, 0, 1]])
+        assert attend._spans(q, q, None, positions, None, True).mask().sum() == 6
+        positions[0, 2:] += 2
+        assert attend._spans(q, q, None, positions, None, True).mask().sum() == 10

@@ -11,21 +11,27 @@ import torch
 
 from lowband.errors import UserError
 from lowband.kernels.flash_attention import attention
-from lowband.kernels.spans import Spans, spans
+from lowband.kernels.spans import Spans, bounded, spans
 
 UNSERVED = ("position_bias", "s_aux", "cache")
 
 
 class Made(NamedTuple):
-    """Of what spans were made: these tensors, not written to since, and sizes."""
+    """Of what spans were made: these tensors, as they were, and sizes."""
 
     tensors: tuple[torch.Tensor | None, ...]
-    versions: tuple[int, ...]
     sizes: tuple[int, ...]
+    versions: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...]) -> "Made":
+        there = [x for x in tensors if x is not None]
+        is_known = not any(x.is_inference() for x in there)  # of those torch counts no writes in place
+        return cls(tensors, sizes, tuple(x._version for x in there) if is_known else None)
 
     def are(self, other: "Made") -> bool:
         same = all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
-        return same and (self.versions, self.sizes) == (other.versions, other.sizes)
+        return same and self.versions is not None and self[1:] == other[1:]
 
 
 class Attention:
@@ -75,46 +81,55 @@ class Attention:
         window: int | None,
         is_causal: bool,
     ) -> Spans:
-        tensors, sizes = (mask, positions), (query.shape[2], key.shape[2], int(is_causal))
-        given = Made(tensors, tuple(0 if x is None else x._version for x in tensors), sizes)
+        given = Made.of((mask, positions), (query.shape[2], key.shape[2], int(is_causal)))
         made = self._made.get(window)
         if made is None or not made[0].are(given):
-            keys = documents(mask, positions, key.shape[2])
-            left = None if window is None else window - 1  # Hugging Face counts the query's own key
-            queries = keys
-            if query.shape[2] != key.shape[2]:  # of a generation: the last tokens of the last document
-                queries = [only_last(lengths, query.shape[2]) for lengths in keys]
-            right = left if not is_causal else 0
-            seen = spans(queries, keys, is_causal, (left, right)).to(query.device)
-            made = self._made[window] = given, seen
+            lengths = query.shape[2], key.shape[2]
+            near = None if window is None else window - 1  # Hugging Face counts the query's own key
+            if mask is None:
+                seen = of_documents(positions, *lengths, is_causal, near)
+            else:
+                seen = of_real_keys(mask, lengths[0], is_causal, near)
+            made = self._made[window] = given, seen.to(query.device)
         return made[1]
 
 
-def documents(mask: torch.Tensor | None, positions: torch.Tensor | None, length: int) -> list[list[int]]:
-    """The lengths of each sequence's documents; padding before and behind it is one of its own.
+def of_documents(
+    positions: torch.Tensor | None, queries: int, keys: int, is_causal: bool, near: int | None
+) -> Spans:
+    """Each query sees its own document. positions: [B or 1, keys], beginning anew at each document, or None
 
-    mask: [B, length] or None; positions: [B or 1, length], beginning anew at each document, or None
+    near: how many keys before its own a query sees, and without is_causal after it; None: all
     """
-    if mask is not None:
-        begins = mask[:, 1:] != mask[:, :-1]
-        if (begins.sum(1) > 2).any():
-            raise UserError("padding inside a sequence", where="attn_implementation lowband")
-    elif positions is not None and positions.shape[1] == length:
-        begins = positions.diff(dim=1) != 1
-    else:
-        return [[length]]
+    if positions is None or positions.shape[1] != queries or queries != keys:
+        return spans([[queries]], [[keys]], is_causal, (near, near))
     found = []
-    for row in begins.tolist():
-        cuts = [0, *(i + 1 for i, begin in enumerate(row) if begin), length]
+    for row in (positions.diff(dim=1) != 1).tolist():
+        cuts = [0, *(i + 1 for i, begins in enumerate(row) if begins), keys]
         found.append([end - start for start, end in pairwise(cuts)])
-    most = max(map(len, found))
-    return [lengths + [0] * (most - len(lengths)) for lengths in found]
+    return spans(found, is_causal=is_causal, window=(near, near))
 
 
-def only_last(lengths: list[int], tokens: int) -> list[int]:
-    """So many tokens of the last of these documents that has any, none of the others."""
-    last = max(i for i, length in enumerate(lengths) if length)
-    return [tokens if i == last else 0 for i in range(len(lengths))]
+def of_real_keys(mask: torch.Tensor, queries: int, is_causal: bool, near: int | None) -> Spans:
+    """Each query, of padding too, sees the keys that are no padding.
+
+    mask: [B, keys] bool, False for padding. Raises UserError for another one, and for padding between tokens.
+    """
+    if mask.dim() != 2:
+        what = f"a mask of shape {list(mask.shape)}"
+        raise UserError(what, where="attn_implementation lowband", allowed="[B, keys], False for padding")
+    mask = mask.bool().cpu()
+    keys = mask.shape[1]
+    if (mask.diff(dim=1, prepend=torch.zeros_like(mask[:, :1])) & mask).sum(1).gt(1).any():
+        what = "padding inside a sequence"  # where no mask is given, generate() takes its pad_token_id for it
+        raise UserError(what, where="attn_implementation lowband", allowed="before and behind its tokens")
+    start = mask.int().argmax(1, keepdim=True)
+    stop = start + mask.sum(1, keepdim=True)
+    own = torch.arange(keys - queries, keys).expand(len(mask), -1)  # the last query's own key is the last one
+    after = 0 if is_causal else near
+    end = stop.expand_as(own) if after is None else torch.minimum(stop, own + after + 1).clamp(min=0)
+    first = start.expand_as(own) if near is None else torch.maximum(start, own - near)
+    return bounded(torch.minimum(first, end), end, keys)
 
 
 def register() -> None:
