@@ -291,22 +291,29 @@ def test_what_is_said_of_other_readings() -> None:
 def test_kernels_beside_links() -> None:
     hops = quantized_hops.build(pd.concat(map(read_benchmark, sorted(REFERENCE.glob("*/kernels.csv")))))
 
-    def said(level: str, wire: str, column: str, digits: int) -> str:
-        of = hops[(hops["level"] == level) & (hops["wire"] == wire)][column]
-        return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (of.min(), of.max())))
+    def said(values: int, level: str, column: str, digits: int) -> list[str]:
+        of = hops[(hops["message_values"] == values) & (hops["level"] == level)].groupby("wire")[column]
+        ends = (of.agg(["min", "max"]).loc[wire] for wire in ("int8", "int4"))
+        return [" to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in both)) for both in ends]
 
     assert set(hops[hops["level"] == "world"]["link_bytes_per_s"]) == {50e9}
-    outside, inside = (
-        [said(level, wire, column, digits) for column, digits in columns for wire in ("int8", "int4")]
-        for level, columns in (
-            ("world", (("over_wire", 2), ("gain", 1))), ("node", (("over_wire", 2), ("gain", 2))),
-        )
-    )  # fmt: skip
+    (*outside, out8, out4), (*inside, in8, in4), (*small, small8, small4), (*near, near8, near4) = (
+        [*said(values, level, "over_wire", 2), *said(values, level, "gain", digits)]
+        for values in (2**26, 2**22)
+        for level, digits in (("world", 1), ("node", 2))
+    )
     KERNELS.says(
         f"its kernels take {outside[0]} of the messages' time with INT8 blocks and {outside[1]} with INT4; "
-        f"the hop is {outside[2]} and {outside[3]} times as fast as in 16 bits. Over NVLink they take "
-        f"{inside[0]} and {inside[1]} of it, and the hop is {inside[2]} and {inside[3]} times as fast."
+        f"the hop is {out8} and {out4} times as fast as in 16 bits. Over NVLink they take "
+        f"{inside[0]} and {inside[1]} of it, and the hop is {in8} and {in4} times as fast."
     )
+    KERNELS.says(
+        f"they take {small[0]} and {small[1]} between nodes, where the hop is {small8} and {small4} times as "
+        f"fast as in 16 bits. Over NVLink they take {near[0]} and {near[1]}, and the hop is {near8} and "
+        f"{near4} times as fast: INT8 loses there."
+    )
+    values = 12 * CONFIG.model("gpt-1.3b").hidden ** 2 / 8  # of 4 + 8 h^2 in a block's matrices
+    KERNELS.says(f"over 8 ranks has messages of {values / 1e6:.0f} million values.")
 
 
 def test_links_as_published() -> None:

@@ -1,16 +1,18 @@
 """Attention beside the paper's: reported rows as printed, measured rows as the paper counts them."""
 
+import operator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from lowband.evidence.claims.grade import grade_claims
 from lowband.evidence.report.figures import FIGURES
-from lowband.evidence.tables.build import source_paths
+from lowband.evidence.tables.build import source_paths, write_table
 from lowband.evidence.tables.derived import attention, kernel_rates, quantized_hops, training_speed
-from lowband.spec.csv_tables import read_table
-from tests.checkout import ROOT
+from lowband.spec.csv_tables import read_benchmark, read_table
+from tests.checkout import REFERENCE, ROOT
 
 REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")
 
@@ -125,7 +127,7 @@ def test_a_rate_is_over_that_of_the_copy_nearest_in_bytes() -> None:
 
 
 def test_a_hop_in_blocks_by_hand() -> None:
-    """4 ranks on an H100: 4 messages encoded, 3 sent; the other rows are of no machine, size or outcome."""
+    """4 ranks on an H100, two sizes: 4 messages encoded, 3 sent; other rows are of no machine or outcome."""
 
     def row(operation: str, seconds: float, **other: object) -> dict[str, object]:
         return {
@@ -140,21 +142,70 @@ def test_a_hop_in_blocks_by_hand() -> None:
         for each in both[:2]
         for other in (
             {"device": "NVIDIA H100 PCIe"},
-            {"columns": 2**22, "time_s": 1},
+            {"columns": 2**28, "operation": "encode int4"},
             {"implementation": "torch"},
         )
     ]
     failed = row("sum_encode int8", np.nan, outcome="error")
-    table = quantized_hops.build(pd.DataFrame([*both, *others, failed]))
+    small = [
+        row("encode int4", 1e-5, columns=2**22, commit="b"), row("sum_encode int4", 3e-5, columns=2**22),
+    ]  # fmt: skip
+    table = quantized_hops.build(pd.DataFrame([*both, *others, failed, *small]))
     assert set(table["wire"]) == {"int4"} and "cuda" not in set(table["cluster"])
-    node, world = table[table["cluster"] == "dgx-h100"].to_dict("records")
-    message = 2**25 + 4 * 2**18  # half a byte a value, a scale for 256
-    for found, rate in ((node, 450e9), (world, 50e9)):
-        wire_s = 3 * message / rate
-        assert found["kernels_s"] == pytest.approx(6e-4)
-        assert (found["wire_s"], found["over_wire"]) == pytest.approx((wire_s, 6e-4 / wire_s))
-        assert found["gain"] == pytest.approx(3 * 2**27 / rate / (6e-4 + wire_s))
+    rows = table[table["cluster"] == "dgx-h100"].set_index(["message_values", "level"])
+    assert sorted(rows.index) == [(2**22, "node"), (2**22, "world"), (2**26, "node"), (2**26, "world")]
+    for (values, level), found in rows.iterrows():
+        rate = {"node": 450e9, "world": 50e9}[level]
+        kernels_s, commits = {2**22: (7e-5, "b c"), 2**26: (6e-4, "c")}[values]
+        wire_s = 3 * (values / 2 + 4 * values / 256) / rate  # half a byte a value, a scale for 256
+        assert (found["kernels_s"], found["wire_s"]) == pytest.approx((kernels_s, wire_s))
+        assert found["over_wire"] == pytest.approx(kernels_s / wire_s)
+        assert found["gain"] == pytest.approx(3 * 2 * values / rate / (kernels_s + wire_s))
+        assert found["commit"] == commits
     assert quantized_hops.build(pd.DataFrame()).empty
+
+
+def test_goals_are_graded_on_the_shipped_rows(tmp_path: Path) -> None:
+    """Each claim's value by hand, of all rows that it is about; none is `not run`."""
+    for name in ("attention", "quantized_hops"):
+        write_table(name, tmp_path, root=ROOT)
+    paths = {device: REFERENCE / device / "kernels.csv" for device in ("h100", "h200")}
+    ours = {device: read_benchmark(path).query("outcome == 'ok'") for device, path in paths.items()}
+
+    def kernels_over(values: int, bits: int, rate: float) -> tuple[float, float]:
+        """Largest share of the wire's time, and least gain over 16 bits, of 8 ranks."""
+        wire_s = 7 * (values * bits / 8 + values / 64) / rate
+        kernels_s = [
+            8 * of[f"encode int{bits}"] + of[f"sum_encode int{bits}"]
+            for rows in ours.values()
+            for of in [
+                rows[(rows["implementation"] == "triton") & (rows["columns"] == values)]
+                .set_index("operation")["time_s"]
+            ]
+        ]  # fmt: skip
+        return max(kernels_s) / wire_s, 7 * 2 * values / rate / (max(kernels_s) + wire_s)
+
+    rows = ours["h100"].query("part == 'attention' and seq_len >= 4096")
+    ids = ["implementation", "head_dim", "causal", "seq_len"]
+    times = rows.pivot_table(index=ids, columns="operation", values="time_s")
+    flops = rows.pivot_table(index=ids, columns="operation", values="flops")
+    forward = (flops["forward"] / times["forward"] / 1e12).loc["triton", 128].xs(16384, level="seq_len")
+    over = times.sum(axis=1).loc["torch cudnn"] / times.sum(axis=1).loc["triton"]
+    links = [(bits, rate) for bits in (8, 4) for rate in (50e9, 450e9)]
+    expected = {
+        "flash2-forward-h100": forward.min(),
+        "flash2-over-cudnn": over.min(),
+        "quantized-hop-gain": min(kernels_over(2**26, *link)[1] for link in links),
+        "quantized-hop-gain-small": min(kernels_over(2**22, *link)[1] for link in links),
+        "quantized-hop-over-wire": max(kernels_over(2**26, *link)[0] for link in links),
+        "quantized-hop-over-network": max(kernels_over(2**26, bits, 50e9)[0] for bits in (8, 4)),
+    }
+    graded = grade_claims(ROOT / "config" / "claims.yaml", tmp_path, expected, ROOT).set_index("id")
+    assert graded["ours"].to_dict() == pytest.approx(expected)
+    holds = {"<=": operator.le, ">=": operator.ge}
+    for name, claim in graded.iterrows():
+        is_met = holds[claim["relation"]](expected[str(name)], claim["target"])
+        assert claim["verdict"] == ("met" if is_met else "not met"), name
 
 
 def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:
