@@ -47,6 +47,24 @@ def test_both_directions_are_over_the_time_of_both() -> None:
     assert set(ours["device"]) == {"NVIDIA H200"}
 
 
+def test_a_rate_is_over_its_peers_on_the_same_point_alone() -> None:
+    """7 TFLOP in 20 ms; peers in 40 and in 16 ms there, and of other masks, lengths and devices."""
+
+    def of(implementation: str, slower: float, **changes: object) -> pd.DataFrame:
+        rows = measured(implementation=implementation, **changes)
+        return rows.assign(time_s=rows["time_s"] * slower)
+
+    elsewhere = ({"causal": False}, {"seq_len": 8192}, {"head_dim": 64}, {"device": "NVIDIA H100 80GB HBM3"})
+    others = [of("torch cudnn", 9, **changes) for changes in elsewhere]
+    peers = [of("torch flash", 2), of("torch cudnn", 0.8)]
+    table = attention.build(pd.concat([measured(), *peers, *others]), REPORTED)
+    ours = table[table["method"] == "lowband flash2"].set_index("direction")
+    for direction in ("fwd", "bwd", "fwd+bwd"):
+        assert ours.loc[direction, ["over_flash", "over_cudnn"]].tolist() == pytest.approx([2, 0.8])
+    alone = attention.build(measured(), REPORTED)
+    assert alone.loc[alone["provenance"] == "measured", ["over_flash", "over_cudnn"]].isna().all(axis=None)
+
+
 def test_a_failed_direction_leaves_no_speed_of_both() -> None:
     failed = measured()
     failed.loc[1, ["time_s", "outcome"]] = [np.nan, "oom"]
