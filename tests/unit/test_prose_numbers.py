@@ -1,4 +1,4 @@
-"""Numbers in sentences of six documents (benchmarks to reliability) against their files."""
+"""Numbers in sentences of five documents (benchmarks to reliability) against their files."""
 
 import json
 import shutil
@@ -11,10 +11,10 @@ from texts import Text
 from lowband.cost.numbers import GIB
 from lowband.evidence.claims.rehearsed import suite_ratios
 from lowband.evidence.report.figures import own_figures
-from lowband.evidence.tables.derived import peers, quantized_hops
+from lowband.evidence.tables.derived import peers
 from lowband.predict.request import Grid
 from lowband.predict.search.ratios import WITHIN
-from lowband.spec.csv_tables import read_benchmark, read_table
+from lowband.spec.csv_tables import read_table
 from lowband.spec.plain_data import read_yaml
 from tests.all.parts import CAMPAIGNS
 from tests.called import called
@@ -22,7 +22,7 @@ from tests.checkout import CONFIG, REFERENCE, ROOT
 
 BENCHMARKS, PREDICTOR = Text("docs/benchmarks.md"), Text("docs/predictor-errors.md")
 RUNNING, TESTING = Text("docs/running.md"), Text("docs/testing.md")
-RELIABILITY, KERNELS = Text("docs/reliability.md"), Text("docs/kernels.md")
+RELIABILITY = Text("docs/reliability.md")
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -286,34 +286,6 @@ def test_what_is_said_of_other_readings() -> None:
     assert sent["hier3", 1] > sent["zeropp", 1]
     assert sent["hier3", 1] == sent["hier3", 4] < sent["zeropp", 2]
     assert sent["hier3, INT8 update", 4] == sent["hier3, INT8 update", 1] == sent["zeropp", 1]
-
-
-def test_kernels_beside_links() -> None:
-    hops = quantized_hops.build(pd.concat(map(read_benchmark, sorted(REFERENCE.glob("*/kernels.csv")))))
-
-    def said(values: int, level: str, column: str, digits: int) -> list[str]:
-        of = hops[(hops["message_values"] == values) & (hops["level"] == level)].groupby("wire")[column]
-        ends = (of.agg(["min", "max"]).loc[wire] for wire in ("int8", "int4"))
-        return [" to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in both)) for both in ends]
-
-    assert set(hops[hops["level"] == "world"]["link_bytes_per_s"]) == {50e9}
-    (*outside, out8, out4), (*inside, in8, in4), (*small, small8, small4), (*near, near8, near4) = (
-        [*said(values, level, "over_wire", 2), *said(values, level, "gain", digits)]
-        for values in (2**26, 2**22)
-        for level, digits in (("world", 1), ("node", 2))
-    )
-    KERNELS.says(
-        f"its kernels take {outside[0]} of the messages' time with INT8 blocks and {outside[1]} with INT4; "
-        f"the hop is {out8} and {out4} times as fast as in 16 bits. Over NVLink they take "
-        f"{inside[0]} and {inside[1]} of it, and the hop is {in8} and {in4} times as fast."
-    )
-    KERNELS.says(
-        f"they take {small[0]} and {small[1]} between nodes, where the hop is {small8} and {small4} times as "
-        f"fast as in 16 bits. Over NVLink they take {near[0]} and {near[1]}, and the hop is {near8} and "
-        f"{near4} times as fast: INT8 loses there."
-    )
-    values = 12 * CONFIG.model("gpt-1.3b").hidden ** 2 / 8  # of 4 + 8 h^2 in a block's matrices
-    KERNELS.says(f"over 8 ranks has messages of {values / 1e6:.0f} million values.")
 
 
 def test_links_as_published() -> None:

@@ -1,4 +1,4 @@
-"""Attention beside the paper's: reported rows as printed, measured rows as the paper counts them."""
+"""Tables of kernels: attention beside the paper's as it counts, rates beside a copy, hops beside links."""
 
 import operator
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from texts import Text
 
 from lowband.evidence.claims.grade import grade_claims
 from lowband.evidence.report.figures import FIGURES
 from lowband.evidence.tables.build import source_paths, write_table
 from lowband.evidence.tables.derived import attention, kernel_rates, quantized_hops, training_speed
 from lowband.spec.csv_tables import read_benchmark, read_table
-from tests.checkout import REFERENCE, ROOT
+from tests.checkout import CONFIG, REFERENCE, ROOT
 
 REPORTED = read_table(ROOT / "results" / "reported" / "03_flashattention2_2307.08691.csv")
 
@@ -224,6 +225,44 @@ def test_goals_are_graded_on_the_shipped_rows(tmp_path: Path) -> None:
     for name, claim in graded.iterrows():
         is_met = holds[claim["relation"]](expected[str(name)], claim["target"])
         assert claim["verdict"] == ("met" if is_met else "not met"), name
+
+
+def test_what_is_said_of_kernels_beside_links() -> None:
+    text = Text("docs/kernels.md")
+    rows = pd.concat(map(read_benchmark, sorted(REFERENCE.glob("*/kernels.csv"))))
+    hops = quantized_hops.build(rows)
+
+    def said(values: int, level: str, column: str, digits: int) -> list[str]:
+        of = hops[(hops["message_values"] == values) & (hops["level"] == level)].groupby("wire")[column]
+        ends = (of.agg(["min", "max"]).loc[wire] for wire in ("int8", "int4"))
+        return [" to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in both)) for both in ends]
+
+    assert set(hops[hops["level"] == "world"]["link_bytes_per_s"]) == {50e9}
+    (*outside, out8, out4), (*inside, in8, in4), (*small, small8, small4), (*near, near8, near4) = (
+        [*said(values, level, "over_wire", 2), *said(values, level, "gain", digits)]
+        for values in (2**26, 2**22)
+        for level, digits in (("world", 1), ("node", 2))
+    )
+    text.says(
+        f"its kernels take {outside[0]} of the messages' time with INT8 blocks and {outside[1]} with INT4; "
+        f"the hop is {out8} and {out4} times as fast as in 16 bits. Over NVLink they take "
+        f"{inside[0]} and {inside[1]} of it, and the hop is {in8} and {in4} times as fast."
+    )
+    text.says(
+        f"they take {small[0]} and {small[1]} between nodes, where the hop is {small8} and {small4} times as "
+        f"fast as in 16 bits. Over NVLink they take {near[0]} and {near[1]}, and the hop is {near8} and "
+        f"{near4} times as fast: INT8 loses there."
+    )
+    copies = rows[rows["operation"] == "copy"].sort_values("bytes").groupby("device").last()
+    of_values = rows[(rows["columns"] == 2**26) & (rows["implementation"] == "triton")]
+    moved = of_values.pivot_table(index="device", columns="operation", values="bytes")
+    copied_s = (8 * moved["encode int4"] + moved["sum_encode int4"]) * copies["time_s"] / copies["bytes"]
+    over = copied_s / (7 * (2**25 + 2**20) / 50e9)
+    h100, h200 = (f"{over[device]:.2f}" for device in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    text.says(f"the bytes that INT4's kernels move takes {h100} on the H100 and {h200} on the H200")
+    assert float(h200) < 0.1 < float(h100)
+    values = 12 * CONFIG.model("gpt-1.3b").hidden ** 2 / 8  # a block has matrices of 12 h^2
+    text.says(f"over 8 ranks has messages of {values / 1e6:.0f} million values.")
 
 
 def test_shipped_sources_are_of_every_device(tmp_path: Path) -> None:
